@@ -1,0 +1,37 @@
+# Every target makes its own .venv when it is missing or pyproject.toml has changed.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-all lint bench clean
+
+demo: .venv/ready
+	$(BIN)/python examples/characters.py
+
+test: .venv/ready
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: .venv/ready .venv/integrations
+	$(BIN)/python -m pytest
+
+lint: .venv/ready .venv/integrations
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python bench/eager.py
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing torch and the tools into .venv (once, about a minute) ..."
+	$(INSTALL) torch
+	$(INSTALL) -e ".[dev]"
+	touch $@
+
+.venv/integrations: .venv/ready
+	$(INSTALL) -e ".[integrations]"
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
