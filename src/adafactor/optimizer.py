@@ -1,0 +1,313 @@
+"""The optimizer: groups, state, checkpoints, and the loop over parameters. The algorithm is in `step.py`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict
+
+from adafactor.diagnostics import Record, Trace
+from adafactor.kernels import choose
+from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
+from adafactor.settings import Settings
+from adafactor.step import Update, step
+
+
+class Adafactor(Optimizer):
+    r"""Adafactor (Shazeer & Stern, 2018): adaptive learning rates with sublinear memory cost.
+
+    With no arguments but the parameters this is the paper's Algorithms 4, 5 and 6, and there is no learning
+    rate to tune:
+
+        αₜ = max(ε₂, RMS(X))·ρₜ,  ρₜ = min(lr, 1/√t)
+        Rₜ = β̂₂ₜ·Rₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)·1ₘ,  Cₜ likewise with 1ₙᵀ·(G² + ε₁),  β̂₂ₜ = 1 − t^−0.8
+        U = G/√(R·C/ΣR),  X ← X − αₜ·U/max(1, RMS(U)/d)
+
+    A matrix of n × m keeps n + m numbers; a vector keeps its own size. Every idea of the paper can be switched
+    off or changed by a keyword, and every keyword but `backend` may differ per parameter group.
+
+    Args:
+        params: parameters, `model.named_parameters()`, or a list of groups.
+        lr: the bound of the step size; always a plain number that schedulers and loggers can read and set.
+        lr_decay: `"rsqrt"` for ρₜ = min(lr, 1/√t); None for ρₜ = lr.
+        relative: scale the step by max(ε₂, RMS(X)) (§8); False for absolute steps, αₜ = ρₜ.
+        factored: the second-moment estimate of matrices: `"outer"` (§3), `"row"`, `"column"` (§3.2), or False
+            to keep it whole.
+        beta1: decay of the momentum; 0 keeps no buffer.
+        momentum: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P) or
+            the `"gradient"` with Adam's bias correction (Algorithms 1–3, row B).
+        beta2: None for 1 − t^−decay_rate (§7.2); a number for a constant with Adam's correction (§7.1).
+        decay_rate: c of §7.2; past gradients are forgotten only for c ≤ 1.
+        clip: d of §6, the largest RMS(U); None for no clipping.
+        eps: ε₁, which keeps G² from zero, and ε₂, the least scale of a parameter.
+        weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
+        axes: the (row, column) axes to factor; None for the two largest.
+        maximize: ascend instead of descend.
+        on_nonfinite: for a gradient with a NaN, an infinity or a square beyond the range of the statistics:
+            `"skip"` leaves that parameter and its state as they were and warns once, `"raise"` raises
+            FloatingPointError before anything is changed (and makes the host wait for the device),
+            `"ignore"` does not look.
+        backend: `"auto"` or `"eager"`.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = Adafactor(model.named_parameters())
+        >>> model(torch.ones(4)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.report()[0].name
+        'weight'
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-2,
+        *,
+        lr_decay: str | None = "rsqrt",
+        relative: bool = True,
+        factored: str | bool = "outer",
+        beta1: float = 0.0,
+        momentum: str = "update",
+        beta2: float | None = None,
+        decay_rate: float = 0.8,
+        clip: float | None = 1.0,
+        eps: tuple[float, float] = (1e-30, 1e-3),
+        weight_decay: float = 0.0,
+        axes: tuple[int, int] | None = None,
+        maximize: bool = False,
+        on_nonfinite: str = "skip",
+        backend: str = "auto",
+    ):
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "relative": relative,
+            "factored": factored,
+            "beta1": beta1,
+            "momentum": momentum,
+            "beta2": beta2,
+            "decay_rate": decay_rate,
+            "clip": clip,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "axes": axes,
+            "maximize": maximize,
+            "on_nonfinite": on_nonfinite,
+        }
+        Settings(**defaults)  # type: ignore[arg-type]
+        self._start(backend)
+        super().__init__(params, defaults)
+
+    def _start(self, backend: str) -> None:
+        choose(backend)
+        self.backend = backend
+        self._traces: dict[Tensor, Trace] = {}
+        self._warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
+        return {**super().__getstate__(), "backend": self.backend}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """From pickle, deepcopy and `load_state_dict`."""
+        super().__setstate__(state)
+        self._start(self.backend)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, check its keywords, and make its state.
+
+        State exists from here on, not from the first step: torch's distributed loaders pass over an optimizer
+        whose state is empty.
+        """
+        before = len(self.param_groups)
+        super().add_param_group(param_group)
+        try:
+            group = self.param_groups[before]
+            settings = Settings.of(group)
+            for p, name in zip(group["params"], _names(group), strict=True):
+                _check_parameter(p, name)
+                self.state[p] = _new_state(p, settings)
+        except Exception:
+            for p in self.param_groups.pop()["params"]:
+                self.state.pop(p, None)
+            raise
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step with every parameter that has a gradient.
+
+        Args:
+            closure: evaluates the model again and returns the loss, as for any torch optimizer.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        updates = self._updates()
+        kernel = choose(self.backend)
+        # those that may raise go first and together, so that nothing has changed when they do
+        strict = [u for u in updates if u.settings.on_nonfinite == "raise"]
+        skipped = step(strict, kernel)
+        for u in updates:
+            if u.settings.on_nonfinite != "raise":
+                skipped += step([u], kernel)  # one by one: it stays in the cache from walk to walk
+        self._warn(skipped)
+        return loss
+
+    def report(self) -> list[Record]:
+        """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
+
+        On a device other than the CPU this is where the host waits. The clip rate starts anew.
+        """
+        records = []
+        for group in self.param_groups:
+            for p, name in zip(group["params"], _names(group), strict=True):
+                size = sum(v.nbytes for v in self.state[p].values() if isinstance(v, Tensor))
+                records.append(self._trace(p).record(name, tuple(p.shape), size))
+        return records
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load what `state_dict()` gave, keeping the statistics' precision.
+
+        Torch's own loading casts every statistic to the parameter's dtype, which ruins float32 statistics of
+        bfloat16 parameters. Shapes, and names where both sides have them, must match.
+        """
+        found: StateDict = {}
+        # registered here, the first runs after all other hooks on the way in, the second before all on the way out
+        before = self.register_load_state_dict_pre_hook(lambda _, given: found.update(self._matching(given)))
+        after = self.register_load_state_dict_post_hook(lambda _: self._restore(found), prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def _updates(self) -> list[Update]:
+        """Everything that can be wrong is found here, before anything is changed."""
+        updates = []
+        for group in self.param_groups:
+            settings = Settings.of(group)
+            for p, name in zip(group["params"], _names(group), strict=True):
+                if p.grad is None:
+                    continue
+                _check_gradient(p.grad, name)
+                shapes = _layout(p, settings)
+                state = self._state(p, shapes, settings, name)
+                if p.numel():
+                    updates.append(Update(p.detach(), p.grad.detach(), state, settings, shapes, self._trace(p), name))
+        return updates
+
+    def _state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> dict[str, Tensor]:
+        state = self.state[p]
+        if not state:
+            state.update(_new_state(p, settings))
+        if settings.beta1 and "momentum" not in state:  # switched on in mid-run
+            state["momentum"] = torch.zeros_like(p, dtype=statistics_dtype(p.dtype))
+        _check_shapes(state, shapes, name)
+        if state["step"].device != p.device:  # the model was moved after the optimizer was made
+            state.update({key: value.to(p.device) for key, value in state.items()})
+        return state
+
+    def _trace(self, p: Tensor) -> Trace:
+        return self._traces.setdefault(p, Trace())
+
+    def _warn(self, skipped: list[Update]) -> None:
+        if skipped and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"skipped {skipped[0].name} (shape {tuple(skipped[0].x.shape)}): its gradient is not finite. "
+                "The parameter and its state are as they were; report() counts such steps. Warning once.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _matching(self, state_dict: StateDict) -> StateDict:
+        """The same state dict, if it fits this optimizer; a ValueError that says where it does not otherwise."""
+        if len(state_dict["param_groups"]) != len(self.param_groups):
+            return state_dict  # torch says so itself
+        for number, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            names, saved_names = group.get("param_names"), saved.get("param_names")
+            if names and saved_names and names != saved_names:
+                wrong = [pair for pair in zip(names, saved_names, strict=False) if pair[0] != pair[1]]
+                raise ValueError(
+                    f"group {number} of the optimizer holds {wrong[0][0]!r} where the state dict holds {wrong[0][1]!r}"
+                    if wrong
+                    else f"group {number} has {len(names)} parameters and {len(saved_names)} in the state dict"
+                )
+            settings = Settings.of({**group, **saved})
+            for p, key, name in zip(group["params"], saved["params"], _names(group), strict=False):
+                if state := state_dict["state"].get(key):
+                    _check_shapes(state, _layout(p, settings), f"{name} (group {number})")
+        return state_dict
+
+    def _restore(self, loaded: StateDict) -> None:
+        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
+            settings = Settings.of(group)
+            for p, key in zip(group["params"], saved["params"], strict=True):
+                self.state[p] = _new_state(p, settings)
+                for name, value in loaded["state"].get(key, {}).items():
+                    if name in self.state[p]:
+                        self.state[p][name].copy_(value)
+                    else:
+                        self.state[p][name] = value.clone()
+
+
+def _names(group: dict[str, Any]) -> list[str]:
+    return group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+
+
+def _layout(p: Tensor, settings: Settings) -> Layout:
+    axes = None if settings.axes is None else (int(settings.axes[0]), int(settings.axes[1]))
+    return layout(tuple(p.shape), settings.factored, axes)
+
+
+def _new_state(p: Tensor, settings: Settings) -> dict[str, Tensor]:
+    dtype = statistics_dtype(p.dtype)
+    state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
+    for key, shape in _layout(p, settings).statistics.items():
+        # what is kept whole lies in memory as the parameter does
+        like = key == "full"
+        state[key] = torch.zeros_like(p, dtype=dtype) if like else torch.zeros(shape, dtype=dtype, device=p.device)
+    if settings.beta1:
+        state["momentum"] = torch.zeros_like(p, dtype=dtype)
+    return {key: value.detach() for key, value in state.items()}
+
+
+def _check_parameter(p: Tensor, name: str) -> None:
+    if hasattr(p, "_fsdp_flattened"):
+        raise ValueError(
+            f"{name} is a flat parameter of FSDP1, whose slices are not the model's matrices; use FSDP2 (fully_shard)"
+        )
+    if type(p).__name__ == "DTensor":
+        raise NotImplementedError(f"{name} is a DTensor; sharded parameters are not supported yet")
+    if not p.is_floating_point():
+        raise TypeError(f"{name} has dtype {p.dtype}; Adafactor steps real floating-point parameters only")
+
+
+def _check_gradient(g: Tensor, name: str) -> None:
+    if g.layout != torch.strided:
+        raise TypeError(f"the gradient of {name} is sparse ({g.layout}); make the layer dense (e.g. sparse=False)")
+    if not g.is_floating_point():
+        raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only real floating-point gradients are supported")
+
+
+def _check_shapes(state: dict[str, Any], shapes: Layout, name: str) -> None:
+    for key, shape in shapes.statistics.items():
+        has = tuple(state[key].shape) if key in state else None
+        if has != shape:
+            raise ValueError(
+                f"{name} of shape {shapes.shape} needs a state {key!r} of shape {shape}, but the state has "
+                f"{'none' if has is None else has}: the groups are in another order, or `factored` or `axes` changed"
+            )
+    if "momentum" in state and tuple(state["momentum"].shape) != shapes.shape:
+        raise ValueError(f"{name} of shape {shapes.shape} has a momentum of shape {tuple(state['momentum'].shape)}")

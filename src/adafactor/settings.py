@@ -1,0 +1,96 @@
+"""The keywords of one parameter group, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+SMALLEST_EPS1 = 1.1754944e-38  # the smallest normal float32: below it, a row of zeros would divide by zero
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every keyword that may differ between groups; `docs/paper.md` maps each to its line in the paper."""
+
+    lr: float = 1e-2
+    lr_decay: str | None = "rsqrt"
+    relative: bool = True
+    factored: str | bool = "outer"
+    beta1: float = 0.0
+    momentum: str = "update"
+    beta2: float | None = None
+    decay_rate: float = 0.8
+    clip: float | None = 1.0
+    eps: tuple[float, float] = (1e-30, 1e-3)
+    weight_decay: float = 0.0
+    axes: tuple[int, int] | None = None
+    maximize: bool = False
+    on_nonfinite: str = "skip"
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Settings:
+        """The settings of a parameter group, which may have been edited since the last step."""
+        return cls(**{field.name: group[field.name] for field in fields(cls)})
+
+    def __post_init__(self) -> None:
+        """Name the argument, its value and what is allowed, for the first one that is wrong."""
+        _number("lr", self.lr, at_least=0.0)
+        _word("lr_decay", self.lr_decay, ("rsqrt", None))
+        _word("relative", self.relative, (True, False))
+        _word("factored", self.factored, ("outer", "row", "column", False))
+        _number("beta1", self.beta1, at_least=0.0, below=1.0)
+        _word("momentum", self.momentum, ("update", "gradient"), _MOMENTUM_HINT)
+        if self.beta2 is not None:
+            _number("beta2", self.beta2, at_least=0.0, below=1.0)
+        _number("decay_rate", self.decay_rate, above=0.0)
+        if self.clip is not None:
+            _number("clip", self.clip, above=0.0)
+        eps1, eps2 = _pair("eps", self.eps)
+        _number("eps[0]", eps1, at_least=SMALLEST_EPS1)
+        _number("eps[1]", eps2, at_least=0.0)
+        _number("weight_decay", self.weight_decay, at_least=0.0)
+        if self.axes is not None:
+            for axis in _pair("axes", self.axes):
+                if isinstance(axis, bool) or not isinstance(axis, Integral):
+                    raise TypeError(f"axes={self.axes!r} must be None or a pair of integers")
+        _word("maximize", self.maximize, (True, False))
+        _word("on_nonfinite", self.on_nonfinite, ("skip", "raise", "ignore"))
+
+
+_MOMENTUM_HINT = (
+    "; the decay of momentum is beta1. OneCycleLR and CyclicLR write a number here unless they are given "
+    "cycle_momentum=False"
+)
+
+
+def _number(
+    name: str,
+    value: Any,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> None:
+    limits = [f"at least {at_least:g}"] if at_least > -math.inf else []
+    limits += [f"above {above:g}"] if above > -math.inf else []
+    limits += [f"below {below:g}"] if below < math.inf else []
+    allowed = f"must be a finite number {' and '.join(limits)}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}={value!r} {allowed}, not {type(value).__name__}")
+    if not (math.isfinite(value) and value >= at_least and value > above and value < below):
+        raise ValueError(f"{name}={value!r} {allowed}")
+
+
+def _word(name: str, value: Any, allowed: tuple[Any, ...], hint: str = "") -> None:
+    # `is` for True, False and None: 1 == True, but 1 is not what was meant
+    if not any(value is word or (isinstance(word, str) and value == word) for word in allowed):
+        words = ", ".join(repr(word) for word in allowed)
+        raise ValueError(f"{name}={value!r} must be one of {words}{hint}")
+
+
+def _pair(name: str, value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name}={value!r} must be a pair")
+    return value[0], value[1]

@@ -1,0 +1,129 @@
+"""One step from G to X. With `equations.py` beside it, this is Algorithms 4 and 5.
+
+    G ── moments ──▶ row and column means of G², ΣX² ──▶ R, C ── energy ──▶ ΣU² ──▶ clip, α ── apply ──▶ X
+
+The three walks over tensor-sized data belong to a kernel (`kernels/__init__.py` has the contract); everything
+here is a vector of length n or m, or a scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from adafactor import equations as eq
+from adafactor.diagnostics import Trace
+from adafactor.kernels import Kernel
+from adafactor.layout import Layout, statistics_dtype, wide
+from adafactor.settings import Settings
+
+
+@dataclass(eq=False)
+class Update:
+    """One parameter on its way through a step. The kernel and `step` leave their results here."""
+
+    x: Tensor  # the parameter, any strides, any floating dtype
+    g: Tensor  # its gradient, same shape
+    state: dict[str, Tensor]
+    settings: Settings
+    layout: Layout
+    trace: Trace
+    name: str
+
+    # left by kernel.moments, in the wide dtype
+    rows: Tensor | None = None  # mean of G² over the column axis, in the shape of state["row"]
+    cols: Tensor | None = None  # mean of G² over the row axis, in the shape of state["col"]
+    x2: Tensor | None = None  # ΣX², 0-d; only for relative steps
+    finite: Tensor | None = None  # 0-d bool: G² holds no NaN and no infinity
+
+    # left by `begin`
+    ok: Tensor | bool = True  # take the step? A tensor only where asking it would make the host wait
+    scales: list[Tensor] = field(default_factory=list)  # 1/√V̂ as factors that broadcast over X; [] if V̂ is whole
+    w1: Tensor | None = None  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
+    w2: Tensor | None = None  # 1 − β̂₂ₜ
+    rho: Tensor | None = None  # ρₜ
+    alpha: Tensor | None = None  # αₜ
+
+    u2: Tensor | None = None  # ΣU², left by kernel.energy
+
+    # left by `conclude`
+    scale: Tensor | None = None  # αₜ / max(1, RMS(U)/d), negative to maximise
+    decay: Tensor | None = None  # 1 − ρₜ·λ
+
+
+def step(bucket: list[Update], kernel: Kernel) -> list[Update]:
+    """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
+    kernel.moments(bucket)  # mean G² over columns and over rows, ΣX²
+    skipped = [u for u in bucket if not admit(u)]
+    bucket = [u for u in bucket if u.ok is not False]
+    for u in bucket:
+        begin(u)  # t, β̂₂ₜ, αₜ, Rₜ, Cₜ, and 1/√V̂ₜ in factors
+    kernel.energy(bucket)  # ΣU²; averages V̂ₜ and m̂ₜ where they are kept whole
+    for u in bucket:
+        conclude(u)  # αₜ / max(1, RMS(U)/d)
+    kernel.apply_(bucket)  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
+    return skipped
+
+
+def admit(u: Update) -> bool:
+    """Decide whether the step is taken: here and now on a CPU, by a mask on the device elsewhere."""
+    assert u.finite is not None
+    if u.settings.on_nonfinite == "ignore":
+        return True
+    if u.settings.on_nonfinite == "raise" and not u.finite:
+        raise FloatingPointError(
+            f"the gradient of {u.name} (shape {tuple(u.x.shape)}) has a NaN, an infinity, or an entry whose square "
+            f"overflows {u.rows.dtype if u.rows is not None else u.x.dtype}; nothing was updated"
+        )
+    u.ok = bool(u.finite) if u.finite.is_cpu else u.finite
+    u.trace.skipped = u.trace.skipped + ~u.finite
+    return u.ok is not False
+
+
+def begin(u: Update) -> None:
+    """Algorithm 4, lines 3 and 5–7: the step size, the averaged factors, and what they make of 1/√V̂."""
+    s, t = u.settings, u.state["step"].to(wide(u.x.device)) + 1
+    beta2 = eq.second_moment_decay(t, s.beta2, s.decay_rate)  # β̂₂ₜ
+    for key, mean in (("row", u.rows), ("col", u.cols)):
+        if mean is not None:
+            new = eq.average(u.state[key], mean + s.eps[0], beta2)  # Rₜ, Cₜ
+            u.state[key].copy_(new if u.ok is True else torch.where(u.ok, new, u.state[key]))
+    u.scales = inverse_root(u)
+    u.w2 = 1 - beta2
+    u.w1 = 1 - (eq.corrected_decay(t, s.beta1) if s.momentum == "gradient" else torch.full_like(t, s.beta1))
+    if u.ok is not True:  # a weight of zero leaves an average as it was
+        u.w1, u.w2 = u.w1 * u.ok, u.w2 * u.ok
+    u.rho = eq.relative_step(t, s.lr, s.lr_decay)
+    rms_x = None if u.x2 is None else eq.root_mean_square(u.x2, u.x.numel())
+    u.alpha = eq.step_size(u.rho, rms_x, s.eps[1])
+    u.state["step"].add_(u.ok)
+    u.trace.beta2, u.trace.rms_parameter, u.trace.step_size = beta2, rms_x, u.alpha
+
+
+def inverse_root(u: Update) -> list[Tensor]:
+    """1/√V̂ as vectors that broadcast over X (Algorithm 4, lines 7–8; §3.2 for rows or columns alone)."""
+    row_axis, col_axis = u.layout.row_axis, u.layout.col_axis
+    if row_axis is None or col_axis is None:
+        return []
+    scales = []
+    if "row" in u.state:
+        row = u.state["row"].unsqueeze(col_axis).to(wide(u.x.device))  # (…, n, 1)
+        scales.append(eq.row_scale(row, row_axis) if u.layout.estimator == "outer" else row.rsqrt())
+    if "col" in u.state:
+        scales.append(u.state["col"].unsqueeze(row_axis).to(wide(u.x.device)).rsqrt())  # (…, 1, m)
+    return [scale.to(statistics_dtype(u.x.dtype)) for scale in scales]
+
+
+def conclude(u: Update) -> None:
+    """Algorithm 4, line 9: from RMS(U) to the number that the update is multiplied with."""
+    assert u.u2 is not None and u.alpha is not None and u.rho is not None
+    s = u.settings
+    rms_u = eq.root_mean_square(u.u2, u.x.numel())
+    divisor = eq.clip_divisor(rms_u, s.clip)
+    u.scale = (-u.alpha if s.maximize else u.alpha) / divisor
+    u.decay = 1 - u.rho * s.weight_decay
+    u.trace.rms_update = rms_u
+    u.trace.taken = u.trace.taken + u.ok
+    u.trace.clipped = u.trace.clipped + (divisor > 1)
