@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .loss import smoothed_cross_entropy
 from .vocabulary import PAD
 
 
@@ -172,7 +173,7 @@ class Transformer(nn.Module):
         """Label-smoothed cross entropy, the mean over target tokens; padding never reaches the softmax."""
         real = target_out != PAD
         x = self(source, target_in)[real]  # (N, d)
-        return F.cross_entropy(self.logits(x), target_out[real], label_smoothing=smoothing)
+        return smoothed_cross_entropy(x, self.softmax, target_out[real], smoothing)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

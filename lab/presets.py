@@ -1,0 +1,91 @@
+"""The scales of the lab, from seconds to the paper's, and what identifies one run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .model import Shape
+from .table import ROWS, Row
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Model, data and length of a run.
+
+    The paper's step size is best for its own model and batch. A smaller scale multiplies it: ``adaptive`` for the
+    rows with α = 0.1·s, ``relative`` for those with ρ = s. SGD has its own multipliers in the table.
+    """
+
+    name: str
+    shape: Shape
+    vocabulary: int
+    tokens: int  # of a batch, on either side
+    steps: int
+    adaptive: float = 1.0
+    relative: float = 1.0
+    dev: int = 1000  # sentences to translate at the end
+    test: int = 2000
+    smoothing: float = 0.1
+
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale("tiny", Shape(1, 32, 2, 64, dropout=0.0), 400, 400, 60, 3.0, 3.0, dev=20, test=20),
+        Scale("demo", Shape(2, 128, 4, 512, dropout=0.0), 2000, 1024, 450, 3.0, 3.0, dev=0, test=200),
+        Scale("mini", Shape(2, 128, 4, 512, dropout=0.0), 2000, 768, 800, 3.0, 3.0, dev=250, test=500),
+        Scale("deep", Shape(6, 64, 4, 128, dropout=0.0, norm="post"), 2000, 512, 300, dev=0, test=0),
+        Scale("small", Shape(2, 128, 4, 512, dropout=0.1), 4000, 1536, 4000, 3.0, 3.0),
+        Scale("base", Shape(6, 512, 8, 2048, dropout=0.1), 32000, 4096, 100_000),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides a run's result, given the corpus."""
+
+    row: str
+    scale: Scale
+    warmup: bool
+    seed: int = 0
+    multiplier: float | None = None  # of the paper's step size; None: the scale's
+    corpus: str = "debian"
+
+    @property
+    def settings(self) -> Row:
+        """The row's settings."""
+        return ROWS[self.row]
+
+    @property
+    def effective_multiplier(self) -> float:
+        """What the paper's step size is multiplied by."""
+        if self.multiplier is not None:
+            return self.multiplier
+        return {"absolute": self.scale.adaptive, "relative": self.scale.relative, "sgd": 1.0}[self.settings.step]
+
+    @property
+    def name(self) -> str:
+        """A name for files; two different jobs of this lab never share it."""
+        shape = self.scale.shape
+        embedding = "" if shape.tied else f"-{shape.embedding}"
+        parts = [self.scale.name + embedding, self.row, "warm" if self.warmup else "cold"]
+        parts += [f"x{self.effective_multiplier:g}", f"s{self.seed}"]
+        return "-".join(parts + ([] if self.corpus == "debian" else [self.corpus]))
+
+    def config(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "row": asdict(replace(self.settings, warm=0.0, cold=0.0)),
+            "scale": asdict(self.scale),
+            "warmup": self.warmup,
+            "seed": self.seed,
+            "multiplier": self.effective_multiplier,
+            "corpus": self.corpus,
+        }
+
+
+def untied(scale: Scale, embedding: str) -> Scale:
+    """A scale for Table 3: its own softmax matrix and an embedding scheme."""
+    return replace(scale, shape=replace(scale.shape, tied=False, embedding=embedding))
