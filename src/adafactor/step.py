@@ -39,7 +39,7 @@ class Update:
     finite: Tensor | None = None  # 0-d bool: G² holds no NaN and no infinity
 
     # left by `begin`
-    ok: Tensor | bool = True  # take the step? A tensor only where asking it would make the host wait
+    ok: Tensor | bool = True  # take the step? A tensor where asking it would make the host wait
     scales: list[Tensor] = field(default_factory=list)  # 1/√V̂ as factors that broadcast over X; [] if V̂ is whole
     w1: Tensor | None = None  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
     w2: Tensor | None = None  # 1 − β̂₂ₜ

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Block = tuple[slice, ...]
 
 BLOCK_CPU = 2**18  # elements: two float32 blocks fit a core's second-level cache
-BLOCK_DEVICE = 2**22  # elements: large enough to fill a GPU; three float32 blocks are 48 MB
+BLOCK_DEVICE = 2**21  # elements: large enough to fill a GPU; four float32 blocks are 34 MB
 SUM_ROW = 1024  # elements that one thread sums alone
 
 
@@ -87,7 +87,9 @@ def _moments(u: Update) -> None:
 def _direction(u: Update, block: Block, scales: list[Tensor], scratch: Scratch, first: bool) -> Tensor:
     """U of one block times what is folded into `scales`; the first walk also averages what is kept whole."""
     assert u.w1 is not None and u.w2 is not None
-    g = _masked(scratch.load(u.g[block]), u.ok)
+    g = scratch.load(u.g[block])
+    if u.ok is not True:
+        g = g.masked_fill(~u.ok, 0)
     if u.layout.estimator == "full":
         v = u.state["full"][block]
         if first:
@@ -105,7 +107,7 @@ def _direction(u: Update, block: Block, scales: list[Tensor], scratch: Scratch, 
         scales = scales[1:]
     for scale in scales:
         out.mul_(_cut(scale, block))
-    return _masked(out, u.ok)
+    return out if u.ok is True else out.masked_fill_(~u.ok, 0)
 
 
 def _subtract(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
@@ -192,6 +194,3 @@ def _cut(scale: Tensor, block: Block) -> Tensor:
         return scale
     return scale[tuple(s if n > 1 else slice(None) for s, n in zip(block, scale.shape, strict=True))]
 
-
-def _masked(t: Tensor, ok: Tensor | bool) -> Tensor:
-    return t if ok is True else t.masked_fill(~torch.as_tensor(ok), 0)

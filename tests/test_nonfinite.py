@@ -1,0 +1,182 @@
+"""A bad gradient never reaches the parameter or the state."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from compare import gradients, start
+from torch import Tensor
+
+from adafactor import Adafactor
+from adafactor.kernels import eager
+
+BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "square overflows": 1e20}
+KEYWORDS = [
+    {},
+    {"factored": False},
+    {"factored": "row", "beta1": 0.9},
+    {"factored": "column", "beta1": 0.9, "momentum": "gradient", "weight_decay": 0.1},
+]
+
+
+def bad_gradient(shape: tuple[int, ...], value: float) -> Tensor:
+    """Ones, and one bad entry at the end."""
+    g = torch.ones(shape)
+    g.view(-1)[-1] = value
+    return g
+
+
+@pytest.mark.filterwarnings("ignore:skipped:RuntimeWarning")
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
+@pytest.mark.parametrize("shape", [(6, 5), (5,), ()], ids=str)
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("when", [0, 3], ids=["at the first step", "later"])
+def test_skip_leaves_parameter_and_state_as_they_were(
+    keywords: dict[str, object], shape: tuple[int, ...], value: float, when: int
+) -> None:
+    p, q = torch.ones(shape, requires_grad=True), torch.ones(3, 4, requires_grad=True)
+    optimizer = Adafactor([p, q], **keywords)  # type: ignore[arg-type]
+    for g in gradients(shape, when):
+        p.grad = torch.tensor(g, dtype=torch.float32)
+        optimizer.step()
+    before, state = p.detach().clone(), copy.deepcopy(optimizer.state[p])
+    p.grad, q.grad = bad_gradient(shape, value), torch.ones(3, 4)
+    optimizer.step()
+    assert torch.equal(p.detach(), before)
+    assert all(torch.equal(optimizer.state[p][key], state[key]) for key in state)
+    assert bool((q != 1).all()), "the others take their step"
+    assert [record.skipped for record in optimizer.report()] == [1, 0]
+
+
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
+@pytest.mark.parametrize("shape", [(6, 5), (5,)], ids=str)
+@pytest.mark.parametrize("when", [0, 2])
+def test_the_mask_of_other_devices_does_what_the_branch_of_the_cpu_does(
+    keywords: dict[str, object], shape: tuple[int, ...], when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where asking would make the host wait, `ok` stays a tensor; here the same code runs on CPU tensors."""
+    from adafactor import step as module
+
+    def run(mask: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        admit = module.admit
+
+        def masked(u: module.Update) -> bool:
+            admit(u)
+            assert u.finite is not None
+            u.ok = u.finite
+            return True
+
+        with monkeypatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            if mask:
+                patch.setattr(module, "admit", masked)
+            p = torch.tensor(start(shape), dtype=torch.float32, requires_grad=True)
+            optimizer = Adafactor([p], **keywords)  # type: ignore[arg-type]
+            for i, g in enumerate(gradients(shape, 5)):
+                p.grad = torch.tensor(g, dtype=torch.float32)
+                if i == when:
+                    p.grad.view(-1)[0] = float("nan")
+                optimizer.step()
+            return p.detach(), dict(optimizer.state[p])
+
+    (p, state), (q, masked_state) = run(mask=False), run(mask=True)
+    assert torch.equal(p, q)
+    assert state["step"] == 4 and all(torch.equal(state[key], masked_state[key]) for key in state)
+
+
+def test_a_skipped_step_is_warned_about_once_and_named() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = Adafactor(model.named_parameters())
+    for p in model.parameters():
+        p.grad = torch.full_like(p, float("nan"))
+    with pytest.warns(RuntimeWarning, match=r"skipped weight \(shape \(2, 3\)\)"):
+        optimizer.step()
+    optimizer.step()  # warnings are errors here: a second one would raise
+    assert [record.skipped for record in optimizer.report()] == [2, 2]
+
+
+def test_raise_changes_nothing_at_all() -> None:
+    params = [torch.ones(4, 3, requires_grad=True) for _ in range(3)]
+    groups = [
+        {"params": [params[0]], "on_nonfinite": "skip"},
+        {"params": params[1:], "on_nonfinite": "raise"},
+    ]
+    optimizer = Adafactor(groups, beta1=0.9)
+    for p in params:
+        p.grad = torch.ones(4, 3)
+    optimizer.step()
+    before = copy.deepcopy((params, optimizer.state_dict()["state"]))
+    assert params[2].grad is not None
+    params[2].grad[0, 0] = float("inf")
+    with pytest.raises(FloatingPointError, match="parameter 1.*nothing was updated"):
+        optimizer.step()
+    after = (params, optimizer.state_dict()["state"])
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+    assert all(torch.equal(before[1][i][key], after[1][i][key]) for i in before[1] for key in before[1][i])
+
+
+def test_ignore_lets_it_through() -> None:
+    p = torch.ones(4, 3, requires_grad=True)
+    p.grad = bad_gradient((4, 3), float("nan"))
+    Adafactor([p], on_nonfinite="ignore").step()
+    assert bool(p.isnan().any())
+
+
+def test_a_step_asks_nothing_of_a_device() -> None:
+    """On the meta device every question to the host (`item`, `bool`) raises."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4), torch.nn.Conv2d(4, 4, 3)).to("meta")
+    for keywords in KEYWORDS:
+        optimizer = Adafactor(model.parameters(), **keywords)  # type: ignore[arg-type]
+        for p in model.parameters():
+            p.grad = torch.empty_like(p)
+        optimizer.step()
+    with pytest.raises(Exception, match="meta"):
+        bool(next(model.parameters()).sum() > 0)  # the control
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
+    def run(threads: int) -> Tensor:
+        torch.set_num_threads(threads)
+        p = torch.randn(700, 500, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        v = torch.randn(400_000, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        optimizer = Adafactor([p, v])
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            p.grad, v.grad = torch.randn(700, 500, generator=generator), torch.randn(400_000, generator=generator)
+            optimizer.step()
+        return torch.cat([p.detach().flatten(), v.detach()])
+
+    before = torch.get_num_threads()
+    try:
+        results = [run(threads) for threads in (1, 2, 8)]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6000, 5000), (30_000_000,)], ids=str)
+def test_a_step_allocates_little(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Every tensor made during a step, counted: the largest is a block, whatever the parameter."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        bytes = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and not any(isinstance(a, Tensor) and a._is_view() for a in [out]):
+                known = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+                if out.untyped_storage().data_ptr() not in {a.untyped_storage().data_ptr() for a in known}:
+                    Largest.bytes = max(Largest.bytes, out.nbytes)
+            return out
+
+    p = torch.ones(shape, dtype=dtype, requires_grad=True)
+    optimizer = Adafactor([p], backend="eager")
+    p.grad = torch.ones(shape, dtype=dtype)
+    with Largest():
+        optimizer.step()
+    assert 0 < Largest.bytes <= 4 * eager.BLOCK_CPU

@@ -1,0 +1,219 @@
+"""Any shape, stride, dtype and magnitude that a gradient can have."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from compare import arguments, gradients, start, trained
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adafactor import Adafactor, schedules
+from adafactor.layout import layout
+
+ROW_O = oracle.TABLE_2["O"]
+
+
+def strided(t: Tensor, kind: str) -> Tensor:
+    """The same values in other memory."""
+    if kind == "transposed":
+        return t.transpose(0, -1).contiguous().transpose(0, -1)
+    if kind == "strided":
+        wide = torch.zeros(*t.shape[:-1], 2 * t.shape[-1], dtype=t.dtype)
+        return wide[..., ::2].copy_(t)
+    if kind == "channels_last":
+        return t.to(memory_format=torch.channels_last)
+    return t.clone()
+
+
+def run(values: Tensor, grads: list[Tensor], kinds: tuple[str, str], **keywords: object) -> Tensor:
+    """The parameter after these gradients, in that memory."""
+    p = strided(values, kinds[0]).requires_grad_()
+    optimizer = Adafactor([p], **keywords)  # type: ignore[arg-type]
+    for g in grads:
+        p.grad = strided(g, kinds[1])
+        optimizer.step()
+    return p.detach()
+
+
+KINDS = ["contiguous", "transposed", "strided"]
+
+
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    st.sampled_from(KINDS),
+    st.sampled_from(KINDS),
+    st.sampled_from(["outer", "row", "column", False]),
+    st.sampled_from([(0.0, "update"), (0.9, "update"), (0.9, "gradient")]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+)
+def test_memory_layout_does_not_matter(
+    shape: list[int], kind: str, grad_kind: str, factored: str | bool, beta1: tuple[float, str], dtype: torch.dtype
+) -> None:
+    values = torch.tensor(start(tuple(shape))).to(dtype)
+    grads = [torch.tensor(g).to(dtype) for g in gradients(tuple(shape), 3)]
+    keywords = {"factored": factored, "beta1": beta1[0], "momentum": beta1[1], "weight_decay": 0.1}
+    plain = run(values, grads, ("contiguous", "contiguous"), **keywords)
+    other = run(values, grads, (kind, grad_kind), **keywords)
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(other, plain, rtol=4 * ulp, atol=4 * ulp * float(values.abs().max()))
+
+
+def test_channels_last_convolutions_match_the_oracle() -> None:
+    x, grads = start((8, 6, 3, 3)), gradients((8, 6, 3, 3), 50)
+    row = oracle.Row("outer", d=1.0, relative=True, multiplier=1.0, axes=(0, 1))
+    expected = oracle.run(row, x, grads, schedules.without_warmup).x[-1]
+    for kinds in [("channels_last", "contiguous"), ("contiguous", "channels_last"), ("channels_last", "channels_last")]:
+        ours = run(torch.tensor(x), [torch.tensor(g) for g in grads], kinds)
+        np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_follow_the_memory_and_cover_the_tensor_once(kind: str) -> None:
+    from adafactor.kernels.eager import blocks
+
+    t = strided(torch.zeros(3, 500, 700), kind)
+    pieces = list(blocks(t))
+    assert len(pieces) > 1
+    for piece in pieces:
+        t[piece] += 1
+        assert t[piece].numel() <= 2**18
+    assert bool((t == 1).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_parameters_keep_float32_statistics_and_round_once(dtype: torch.dtype) -> None:
+    x, grads = start((9, 7)), gradients((9, 7), 1)
+    low_x, low_g = torch.tensor(x).to(dtype), torch.tensor(grads[0]).to(dtype)
+    p = low_x.clone().requires_grad_()
+    optimizer = Adafactor([p], beta1=0.9, weight_decay=0.1)
+    p.grad = low_g
+    optimizer.step()
+    assert {v.dtype for v in optimizer.state[p].values()} == {torch.float32}
+    row = oracle.Row("outer", 0.9, "update", d=1.0, relative=True, multiplier=1.0, weight_decay=0.1)
+    exact = oracle.run(row, low_x.double().numpy(), [low_g.double().numpy()], schedules.without_warmup).x[-1]
+    # one rounding: the nearest number of the dtype, but for ties that float32 decides
+    wrong = (p.detach() != torch.tensor(exact).to(dtype)).sum()
+    assert int(wrong) <= 1
+    torch.testing.assert_close(p.detach().double(), torch.tensor(exact), rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_statistics_follow_the_oracle_over_a_run(dtype: torch.dtype) -> None:
+    grads = [torch.tensor(g).to(dtype) for g in gradients((9, 7), 50)]
+    p = torch.tensor(start((9, 7))).to(dtype).requires_grad_()
+    optimizer = Adafactor([p])
+    memory = oracle.Memory()
+    for t, g in enumerate(grads, start=1):
+        p.grad = g
+        optimizer.step()
+        oracle.second_moment(ROW_O, g.double().numpy(), t, memory)
+    np.testing.assert_allclose(optimizer.state[p]["row"].numpy(), memory.r[:, 0] / 7, rtol=1e-6)
+    np.testing.assert_allclose(optimizer.state[p]["col"].numpy(), memory.c[0] / 9, rtol=1e-6)
+
+
+@given(
+    st.lists(st.floats(-30, 18), min_size=6, max_size=6),
+    st.lists(st.booleans(), min_size=6, max_size=6),
+    st.sampled_from(["outer", "row", "column", "none"]),
+)
+def test_magnitudes_from_1e_30_to_1e18_and_zero_rows_match_the_oracle(
+    exponents: list[float], zero: list[bool], estimator: str
+) -> None:
+    scale = np.where(zero, 0.0, 10.0 ** np.array(exponents))[:, None]
+    grads = [np.float64(np.float32(g * scale)) for g in np.clip(gradients((6, 500), 5), -1, 1)]
+    row = oracle.Row(estimator, d=1.0, relative=True, multiplier=1.0)
+    x = np.zeros((6, 500))  # from zero, so that the last digits of the way are not lost in those of the start
+    path = oracle.run(row, x, grads, schedules.without_warmup)
+    ours = trained(row, x, grads, schedules.without_warmup, torch.float32).double().numpy()
+    assert np.isfinite(ours).all()
+    travelled = sum(np.abs(b - a).max() for a, b in zip(path.x, path.x[1:], strict=False))
+    assert np.abs(ours - path.x[-1]).max() <= 1e-5 * travelled
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4,), ()], ids=str)
+def test_a_gradient_of_zeros_changes_nothing_and_harms_nothing(shape: tuple[int, ...]) -> None:
+    p = torch.ones(shape, requires_grad=True)
+    optimizer = Adafactor([p])
+    for g in (torch.zeros(shape), torch.ones(shape), torch.zeros(shape)):
+        before = p.detach().clone()
+        p.grad = g
+        optimizer.step()
+        assert bool(p.isfinite().all())
+        assert torch.equal(before, p.detach()) == bool((g == 0).all())
+
+
+def test_a_zero_initialised_parameter_escapes_zero() -> None:
+    p = torch.zeros(3, 4, requires_grad=True)
+    optimizer = Adafactor([p])
+    p.grad = torch.ones(3, 4)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full((3, 4), -1e-3 * 1e-2))
+
+
+def test_many_rows_keep_their_digits() -> None:
+    n = 300_000
+    g = (torch.rand(n, 3, generator=torch.Generator().manual_seed(0)) + 0.5).float()
+    p = torch.ones(n, 3, requires_grad=True)
+    optimizer = Adafactor([p])
+    p.grad = g
+    optimizer.step()
+    exact = g.double().square()
+    torch.testing.assert_close(optimizer.state[p]["col"].double(), exact.mean(0), rtol=1e-7, atol=0)
+    torch.testing.assert_close(optimizer.state[p]["row"].double(), exact.mean(1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize("factored", ["outer", "row", "column", False])
+def test_empty_tensors_pass_through(shape: tuple[int, ...], factored: str | bool) -> None:
+    p, q = torch.zeros(shape, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    optimizer = Adafactor([p, q], factored=factored, beta1=0.9)
+    p.grad, q.grad = torch.zeros(shape), torch.ones(2, 2)
+    optimizer.step()
+    assert bool((q != 1).all())
+    assert len(optimizer.report()) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "factored", "expected"),
+    [
+        ((), "outer", {"full": ()}),
+        ((5,), "outer", {"full": (5,)}),
+        ((5, 3), "outer", {"row": (5,), "col": (3,)}),
+        ((5, 3), "row", {"row": (5,)}),
+        ((5, 3), "column", {"col": (3,)}),
+        ((5, 3), False, {"full": (5, 3)}),
+        ((1, 3), "outer", {"full": (1, 3)}),  # exact either way, and smaller
+        ((64, 32, 3, 3), "outer", {"row": (64, 3, 3), "col": (32, 3, 3)}),
+        ((12, 8, 8), "outer", {"row": (12, 8), "col": (8, 8)}),
+    ],
+    ids=str,
+)
+def test_the_layout_gives_the_shapes_of_the_state(
+    shape: tuple[int, ...], factored: str | bool, expected: dict[str, tuple[int, ...]]
+) -> None:
+    shapes = layout(shape, factored)
+    p = torch.zeros(shape, requires_grad=True)
+    optimizer = Adafactor([p], factored=factored, beta1=0.5)
+    state = dict(optimizer.state[p])
+    assert sum(v.nbytes for v in state.values()) == shapes.state_bytes(p.dtype, momentum=True)
+    assert state.pop("step").shape == () and state.pop("momentum").shape == shape
+    assert {key: tuple(v.shape) for key, v in state.items()} == expected == shapes.statistics
+
+
+def test_stacked_layers_named_by_axes_equal_their_slices_but_for_the_shared_clip() -> None:
+    keywords = {**arguments(ROW_O), "lr": 1e-2, "clip": None, "relative": False}
+    grads = gradients((3, 5, 4), 10)
+    stack = torch.zeros(3, 5, 4, dtype=torch.float64, requires_grad=True)
+    layers = [torch.zeros(5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    together, apart = Adafactor([stack], **{**keywords, "axes": (1, 2)}), Adafactor(layers, **keywords)
+    for g in grads:
+        stack.grad = torch.tensor(g)
+        for i, layer in enumerate(layers):
+            layer.grad = torch.tensor(g[i])
+        together.step()
+        apart.step()
+    torch.testing.assert_close(stack.detach(), torch.stack([x.detach() for x in layers]), rtol=1e-14, atol=0)
