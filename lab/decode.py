@@ -55,12 +55,6 @@ class Stepper:
             assert cache.own is not None
             cache.own = tuple(part[rows] for part in cache.own)
 
-    def reorder(self, rows: Tensor) -> None:
-        """Let hypothesis i continue what was hypothesis ``rows[i]``."""
-        for cache in self.caches:
-            assert cache.own is not None
-            cache.own = tuple(part[rows] for part in cache.own)
-
     def _own(self, x: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         query, *new = layer.attention.split(layer.attention.inputs[0](x), 3)
         if cache.own is not None:
@@ -82,7 +76,8 @@ def beam_search(
 
     A sentence is done when no open hypothesis can still beat its best finished one: log-probabilities only fall,
     so an open one can reach at most its present score under the largest penalty. ``longest`` bounds the
-    translation's tokens, end mark included; the default is 1.5 times the source's and 10 more.
+    translation's tokens, end mark included; the default is 1.5 times the source's and 10 more. A sentence that
+    never ends within it gets its best open hypothesis.
     """
     batch, device = source.shape[0], source.device
     limit = longest or int(1.5 * source.shape[1]) + 10
@@ -99,18 +94,24 @@ def beam_search(
     for length in range(1, limit + 1):
         logs = stepper.step(tokens)
         logs[:, [PAD, BEGIN]] = -torch.inf
-        totals = scores[:, :, None] + logs.view(len(sentences), beam, -1)  # (B, K, V)
-        ended = totals[:, :, END] / penalty(length, alpha)
-        _finish(best, sentences, history, ended)
-        totals[:, :, END] = -torch.inf
-        scores, flat = totals.flatten(1).topk(beam)  # (B, K)
+        totals = (scores[:, :, None] + logs.view(len(sentences), beam, -1)).flatten(1)  # (B, K·V)
+        # Of 2K candidates at most K end, so K can go on. An end outside of them is no translation worth having:
+        # a weak model would otherwise find the empty sentence the most probable of all.
+        values, flat = totals.topk(2 * beam)  # (B, 2K)
         parents, chosen = flat // logs.shape[-1], flat % logs.shape[-1]
+        ends = chosen == END
+        _finish(best, sentences, history, parents, values.masked_fill(~ends, -torch.inf) / penalty(length, alpha))
+        scores, going_on = values.masked_fill(ends, -torch.inf).topk(beam)  # (B, K)
+        parents, chosen = parents.gather(1, going_on), chosen.gather(1, going_on)
         history = torch.cat([history.gather(1, parents[:, :, None].expand_as(history)), chosen[:, :, None]], 2)
 
         reachable = (scores[:, 0].double().cpu() / torch.tensor([penalty(int(n), alpha) for n in limits[sentences]]))
         open_ = torch.tensor([
             bool(reachable[i] > best[int(s)][0]) and length < int(limits[s]) for i, s in enumerate(sentences)
         ])  # fmt: skip
+        for i in (~open_).nonzero()[:, 0].tolist():
+            if best[int(sentences[i])][0] == -torch.inf:
+                best[int(sentences[i])] = (float(scores[i, 0]), history[i, 0].tolist())
         if not open_.any():
             break
         rows = (torch.arange(len(sentences), device=device)[:, None] * beam + parents)[open_.to(device)].flatten()
@@ -121,10 +122,13 @@ def beam_search(
     return [ids for _, ids in best]
 
 
-def _finish(best: list[tuple[float, list[int]]], sentences: Tensor, history: Tensor, ended: Tensor) -> None:
+def _finish(
+    best: list[tuple[float, list[int]]], sentences: Tensor, history: Tensor, parents: Tensor, ended: Tensor
+) -> None:
     """Note for each sentence the best hypothesis that ends here, if it beats those that ended before."""
     values, which = ended.max(dim=1)
-    for i, (value, k) in enumerate(zip(values.tolist(), which.tolist(), strict=True)):
+    rows = parents.gather(1, which[:, None])[:, 0]
+    for i, (value, k) in enumerate(zip(values.tolist(), rows.tolist(), strict=True)):
         sentence = int(sentences[i])
         if value > best[sentence][0]:
             best[sentence] = (value, history[i, k].tolist())

@@ -33,6 +33,7 @@ SCALES = {
     scale.name: scale
     for scale in (
         Scale("tiny", Shape(1, 32, 2, 64, dropout=0.0), 400, 400, 60, 3.0, 3.0, dev=20, test=20),
+        Scale("offline", Shape(2, 64, 4, 256, dropout=0.0), 400, 800, 500, 3.0, 3.0, dev=100, test=200),
         Scale("demo", Shape(2, 128, 4, 512, dropout=0.0), 2000, 1024, 450, 3.0, 3.0, dev=0, test=200),
         Scale("mini", Shape(2, 128, 4, 512, dropout=0.0), 2000, 768, 800, 3.0, 3.0, dev=250, test=500),
         Scale("deep", Shape(6, 64, 4, 128, dropout=0.0, norm="post"), 2000, 512, 300, dev=0, test=0),

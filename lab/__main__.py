@@ -1,0 +1,93 @@
+"""The command line: ``python -m lab --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import commands
+from .corpus import PARTS
+from .presets import SCALES
+from .table import ROWS, TABLE_3
+
+
+def main() -> int:
+    """Read the arguments and do what they ask for."""
+    arguments = parser().parse_args()
+    work: Callable[[argparse.Namespace], int] = arguments.work
+    return work(arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="python -m lab",
+        description="The experiments of the Adafactor paper on English-German translation. "
+        "Begin with `demo` (minutes); `reproduce` runs everything that is missing (hours, can be stopped and continued).",
+    )
+    add = top.add_subparsers(title="commands", required=True, metavar="COMMAND").add_parser
+
+    _command(add("demo", help="train Adam and Adafactor side by side, and translate with both"), commands.demo)
+    _command(add("corpus", help="fetch, clean and split the corpus, and count it"), commands.show_corpus)
+
+    one = _command(add("run", help="one row of Table 2: train, translate, record"), commands.run_one)
+    one.add_argument("row", choices=list(ROWS), metavar="ROW", help=f"one of {' '.join(ROWS)}")
+    _job_options(one)
+    one.add_argument("--quiet", action="store_true", help="no progress bar; only a progress file")
+    one.add_argument("--device", default="cpu", help="as torch names it (default: cpu)")
+    one.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    one.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs into the run's folder")
+    one.add_argument("--again", action="store_true", help="forget an earlier result of the same run")
+
+    for name, text, work in (
+        ("table", "Table 2: all rows, with and without warm-up", commands.run_table),
+        ("table3", "Table 3: three embedding schemes", commands.run_table_3),
+        ("figure", "Figure 1: RMS(U) for slow and fast decay", commands.run_figure),
+    ):
+        several = _command(add(name, help=text), work)
+        several.add_argument("--scale", choices=list(SCALES), default="mini")
+        several.add_argument("--seed", type=int, default=0)
+    sweep = _command(add("sweep", help="stability: final loss over the step size"), commands.run_sweep)
+    sweep.add_argument("--scale", choices=list(SCALES), default="deep")
+    sweep.add_argument("--seed", type=int, default=0)
+    _command(add("reproduce", help="everything that is missing, two processes at a time"), commands.reproduce)
+
+    page = _command(add("report", help="one HTML page from the records"), commands.write_report)
+    page.add_argument("--output", type=Path, default=Path("runs/report.html"))
+
+    say = _command(add("translate", help="translate a sentence with a trained run"), commands.translate_one)
+    say.add_argument("sentence")
+    say.add_argument("--run", help="the run's name (default: the newest with weights)")
+
+    speed = _command(add("throughput", help="tokens/s against the same model from torch.nn"), commands.throughput)
+    speed.add_argument("--scale", choices=list(SCALES), default="small")
+    speed.add_argument("--steps", type=int, default=30)
+    return top
+
+
+def _command(sub: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    """What all commands share."""
+    sub.set_defaults(work=work)
+    sub.add_argument("--cache", type=Path, help="folder of corpus, checkpoints and weights (default: in ~/.cache)")
+    sub.add_argument("--records", type=Path, help="folder of the results (default: lab/records)")
+    sub.add_argument("--corpus", default="debian", help="debian (default), generated or own")
+    for part in PARTS:
+        for side in ("source", "target"):
+            sub.add_argument(f"--{part}-{side}", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    sub.epilog = "A corpus of your own, a sentence a line: --train-source FILE --train-target FILE --dev-… --test-…"
+    return sub
+
+
+def _job_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--scale", choices=list(SCALES), default="small", help="model, data and length (default: small)")
+    sub.add_argument("--warmup", action=argparse.BooleanOptionalAction, default=True, help="of the step size")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--multiplier", type=float, help="of the paper's step size (default: the scale's)")
+    sub.add_argument("--embedding", choices=list(TABLE_3), help="untie the softmax, with this embedding scheme")
+    sub.add_argument("--checkpoint-seconds", type=float, default=30.0, help="time between checkpoints")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""What each command of ``python -m lab`` does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Display
+from safetensors.torch import load_model
+
+from . import corpus as corpora
+from . import experiments, vocabulary
+from .corpus import PARTS, Corpus, OwnFiles
+from .decode import translate
+from .files import LockedError, write_text
+from .model import Shape, Transformer
+from .pool import RECORDS, find_record, record_path, run_missing, summary
+from .presets import SCALES, Job, untied
+from .report import render
+from .train import Options, Progress, run, run_folder
+
+DEMO_SENTENCES = (
+    "This package contains the documentation.",
+    "Click the button to open the file.",
+    "I do not know where he lives.",
+)
+
+
+def show_corpus(arguments: argparse.Namespace) -> int:
+    """Build the corpus, print its counts, and fail where they are far from what is expected."""
+    corpus = _corpus(arguments)
+    print(corpora.counts(corpus))
+    for pair in corpus.test[:3]:
+        print(f"\n{pair.domain}: {pair.english}\n{' ' * len(pair.domain)}  {pair.german}")
+    problems = corpora.unexpected(corpus) if corpus.name == "debian" else []
+    for problem in problems:
+        print(f"Unexpected: {problem}")
+    return 1 if problems else 0
+
+
+def run_one(arguments: argparse.Namespace) -> int:
+    """One run, with a progress bar."""
+    torch.set_num_threads(arguments.threads)
+    corpus, cache = _corpus(arguments), _cache(arguments)
+    scale = SCALES[arguments.scale]
+    if arguments.embedding:
+        scale = untied(scale, arguments.embedding)
+    job = Job(arguments.row, scale, arguments.warmup, arguments.seed, arguments.multiplier, _corpus_label(corpus))
+    records = arguments.records or cache / "records"
+    if arguments.again:
+        shutil.rmtree(run_folder(job, cache), ignore_errors=True)
+    show = _Shown(job, cache, bar=not arguments.quiet, tensorboard=arguments.tensorboard)
+    options = Options(cache, arguments.checkpoint_seconds, arguments.device, show)
+    try:
+        with show:
+            record = run(job, corpus, options)
+    except LockedError as error:
+        print(f"{error}; nothing done.")
+        return 1
+    write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
+    print(summary(record))
+    return 0
+
+
+class _Shown:
+    """Shows a run's progress as a bar, in a file for a parent process, and in TensorBoard, as asked for."""
+
+    def __init__(self, job: Job, cache: Path, bar: bool, tensorboard: bool) -> None:
+        self.job, self.folder = job, run_folder(job, cache)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+        self.display = Display(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not bar)
+        self.task = self.display.add_task(job.name, total=job.scale.steps, note="")
+        self.written = 0.0
+        self.writer: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # an option, so not needed to start
+
+            self.writer = SummaryWriter(str(self.folder / "tensorboard"))
+
+    def __enter__(self) -> None:
+        self.display.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.display.stop()
+        if self.writer:
+            self.writer.close()
+
+    def __call__(self, progress: Progress) -> None:
+        steps, speed = self.job.scale.steps, progress.tokens / max(progress.seconds, 1e-9)
+        note = f"loss {progress.smooth_loss():.3f}  {speed:,.0f} tokens/s"
+        self.display.update(self.task, completed=progress.step, note=note)
+        if self.writer:
+            self.writer.add_scalar("loss", progress.losses[-1], progress.step)
+            if progress.rms_updates:
+                self.writer.add_scalar("rms_update", progress.rms_updates[-1], progress.step)
+        if time.monotonic() - self.written > 1 or progress.step == steps:
+            self.written = time.monotonic()
+            now = {"step": progress.step, "steps": steps, "loss": progress.smooth_loss(), "tokens_per_second": speed}
+            write_text(self.folder / "progress.json", json.dumps(now))
+
+
+def run_table(arguments: argparse.Namespace) -> int:
+    """Run what is missing of Table 2."""
+    return _run_all(arguments, experiments.table_2(SCALES[arguments.scale], arguments.seed))
+
+
+def run_table_3(arguments: argparse.Namespace) -> int:
+    """Run what is missing of Table 3."""
+    return _run_all(arguments, experiments.table_3(SCALES[arguments.scale], arguments.seed))
+
+
+def run_figure(arguments: argparse.Namespace) -> int:
+    """Run what is missing of Figure 1."""
+    return _run_all(arguments, experiments.figure(SCALES[arguments.scale], arguments.seed))
+
+
+def run_sweep(arguments: argparse.Namespace) -> int:
+    """Run what is missing of the stability sweep."""
+    return _run_all(arguments, experiments.sweep(SCALES[arguments.scale], arguments.seed))
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    """Run all that is missing, then write the report."""
+    status = _run_all(arguments, experiments.everything())
+    arguments.output = Path("runs/report.html")
+    return write_report(arguments) or status
+
+
+def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
+    if arguments.corpus == "own":
+        print("A corpus of your own goes with `run ROW`, one row at a time.")
+        return 2
+    corpus = _corpus(arguments)  # built here once, before two processes ask for it
+    if corpus.name != arguments.corpus:
+        print("Without the corpus there is nothing to reproduce; `demo` works with the generated task.")
+        return 2
+    failed = run_missing(jobs, arguments.records or RECORDS, _cache(arguments))
+    return 1 if failed else 0
+
+
+def write_report(arguments: argparse.Namespace) -> int:
+    """Write the page of all records."""
+    records = arguments.records or RECORDS
+    write_text(arguments.output, render(_read_all(records)))
+    print(f"The report is in {arguments.output}")
+    return 0
+
+
+def _read_all(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Adam (row B) and Adafactor (row O) side by side, from the corpus to translations and a report."""
+    began = time.monotonic()
+    cache, corpus = _cache(arguments), _corpus(arguments)
+    print(corpora.counts(corpus))
+    scale = SCALES["offline" if corpus.name == "generated" else "demo"]
+    label = _corpus_label(corpus)
+    jobs = [Job("B", scale, True, corpus=label), Job("O", scale, False, corpus=label)]
+    records = cache / "demo"
+    for folder in (records, *(run_folder(job, cache) for job in jobs)):
+        shutil.rmtree(folder, ignore_errors=True)  # the demo shows the training, not an old result
+    vocabulary.train(corpus, scale.vocabulary, cache)
+    if run_missing(jobs, records, cache):
+        return 1
+    print(f"\n{'':<24}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'seconds':>9}")
+    for job, title in zip(jobs, ("Adam (row B)", "Adafactor (row O)"), strict=True):
+        record = find_record(job, records, cache)
+        assert record is not None
+        seconds = record["train_seconds"] + record["evaluate_seconds"]
+        score = record["bleu"]["test"]["all"]
+        print(f"{title:<24}{record['dev_loss']:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{seconds:>9.0f}")
+    for job in jobs:
+        say = _translator(run_folder(job, cache), corpus, cache)
+        print(f"\n{job.row}:")
+        for sentence in DEMO_SENTENCES if corpus.name == "debian" else [pair.english for pair in corpus.test[:3]]:
+            print(f"  {sentence}\n    {say(sentence)}")
+    arguments.output, arguments.records = Path("runs/demo.html"), records
+    write_report(arguments)
+    print(f"{time.monotonic() - began:.0f} s in all")
+    return 0
+
+
+def translate_one(arguments: argparse.Namespace) -> int:
+    """Translate one sentence."""
+    cache = _cache(arguments)
+    found = sorted((cache / "runs").glob("*/weights.safetensors"), key=lambda path: path.stat().st_mtime)
+    found = [path for path in found if arguments.run in (None, path.parent.name)]
+    if not found:
+        print("There is no trained run of that name yet: try `python -m lab run O --no-warmup --scale mini`.")
+        return 1
+    print(_translator(found[-1].parent, _corpus(arguments), cache)(arguments.sentence))
+    return 0
+
+
+def _translator(folder: Path, corpus: Corpus, cache: Path) -> Callable[[str], str]:
+    scale = json.loads((folder / "config.json").read_text())["scale"]
+    words = vocabulary.train(corpus, scale["vocabulary"], cache)
+    model = Transformer(Shape(**scale["shape"]), len(words))
+    load_model(model, str(folder / "weights.safetensors"))
+    return lambda sentence: translate(model, words, [sentence])[0]
+
+
+def throughput(arguments: argparse.Namespace) -> int:
+    """Compare training speed with torch.nn.Transformer."""
+    from .throughput import compare
+
+    torch.set_num_threads(1)
+    ours, theirs = compare(SCALES[arguments.scale], _corpus(arguments), _cache(arguments), arguments.steps)
+    print(f"lab.model {ours:,.0f} tokens/s, torch.nn.Transformer {theirs:,.0f} tokens/s ({ours / theirs:.2f} x)")
+    return 0
+
+
+def _cache(arguments: argparse.Namespace) -> Path:
+    return (arguments.cache or corpora.cache_folder()).expanduser().resolve()
+
+
+def _corpus(arguments: argparse.Namespace) -> Corpus:
+    paths = {part: (getattr(arguments, f"{part}_source"), getattr(arguments, f"{part}_target")) for part in PARTS}
+    own = {part: pair for part, pair in paths.items() if all(pair)}
+    name = "own" if own else arguments.corpus
+    return corpora.load_or_generated(name, _cache(arguments), OwnFiles(own))
+
+
+def _corpus_label(corpus: Corpus) -> str:
+    """A name for the run's files; own corpora are told apart by their text."""
+    return corpus.name if corpus.name != "own" else f"own-{corpus.fingerprint()}"
