@@ -1,0 +1,92 @@
+"""A loop around Accelerate with gradient accumulation: `save_state`, then `load_state` into fresh objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integrations.exact import assert_float32_statistics, assert_same, copy_of
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from adafactor import Adafactor, schedules
+
+accelerate = pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.slow
+
+ACCUMULATE, STEPS, SAVE_AFTER = 2, 6, 3  # batches per step; steps
+
+
+@pytest.fixture(autouse=True)
+def no_state_between_tests() -> Iterator[None]:
+    """Accelerate keeps the mixed precision of the first `Accelerator` for the whole process."""
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+def batches() -> DataLoader[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    count = 4 * ACCUMULATE * STEPS
+    x, y = torch.randn(count, 6, generator=generator), torch.randint(3, (count,), generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=4)
+
+
+@dataclass
+class Run:
+    """What `accelerator.prepare` gave back."""
+
+    accelerator: Any
+    model: Any
+    optimizer: Any
+    batches: Any
+    scheduler: Any
+
+    def train(self, loader: Any, save_after: int | None = None, folder: Path | None = None) -> None:
+        """One pass over the loader, with a checkpoint after that many batches."""
+        for number, (x, y) in enumerate(loader, start=1):
+            with self.accelerator.accumulate(self.model):
+                logits = self.model(x.to(self.model[0].weight.dtype))
+                self.accelerator.backward(nn.functional.cross_entropy(logits.float(), y))
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+            if number == save_after:
+                self.accelerator.save_state(folder)
+
+
+def start(seed: int, dtype: torch.dtype, mixed_precision: str) -> Run:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).to(dtype)
+    optimizer = Adafactor(model.named_parameters(), lr=1.0, lr_decay=None, beta1=0.9)
+    scheduler = schedules.warmup(optimizer, slope=1e-2)
+    accelerator = accelerate.Accelerator(
+        cpu=True, mixed_precision=mixed_precision, gradient_accumulation_steps=ACCUMULATE
+    )
+    return Run(accelerator, *accelerator.prepare(model, optimizer, batches(), scheduler))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mixed_precision"),
+    [(torch.float32, "no"), (torch.float32, "bf16"), (torch.bfloat16, "no")],
+    ids=["float32", "mixed", "bfloat16"],
+)
+def test_a_resumed_run_ends_on_the_same_bits(
+    dtype: torch.dtype, mixed_precision: str, tmp_path: Path
+) -> None:
+    whole = start(0, dtype, mixed_precision)
+    whole.train(whole.batches, ACCUMULATE * SAVE_AFTER, tmp_path)
+
+    resumed = start(1, dtype, mixed_precision)
+    resumed.accelerator.load_state(tmp_path)
+    assert_float32_statistics(resumed.optimizer.state_dict(), SAVE_AFTER)
+    resumed.train(resumed.accelerator.skip_first_batches(resumed.batches, ACCUMULATE * SAVE_AFTER))
+
+    assert_same(copy_of(resumed.model), copy_of(whole.model))
+    assert_same(resumed.optimizer.state_dict(), whole.optimizer.state_dict())
+    assert_float32_statistics(resumed.optimizer.state_dict(), STEPS)
