@@ -25,7 +25,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m lab",
         description="The experiments of the Adafactor paper on English-German translation. "
-        "Begin with `demo` (minutes); `reproduce` runs everything that is missing (hours, can be stopped and continued).",
+        "Begin with `demo` (minutes); `reproduce`"
+        " runs all that is missing (hours; it can be stopped and continued).",
     )
     add = top.add_subparsers(title="commands", required=True, metavar="COMMAND").add_parser
 

@@ -15,7 +15,7 @@ from .vocabulary import BEGIN, END, PAD, Vocabulary
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded ids; the target with its begin mark is what the decoder reads, with its end mark what it predicts."""
+    """Padded ids: the decoder reads the target with its begin mark and predicts it with its end mark."""
 
     source: Tensor  # (B, S)
     target_in: Tensor  # (B, T)

@@ -81,7 +81,7 @@ _ENGLISH = frozenset(
     "the of and to is that for with you this are be or as it from by can not your which on have".split()
 )
 _GERMAN = frozenset(
-    "der die das und ist den dem des ein eine einen einer für mit von auf sie nicht zu sich wird werden oder im".split()
+    "der die das und ist den dem des ein eine einen einer für mit von auf sie nicht zu sich wird im".split()
 )
 
 
@@ -145,8 +145,7 @@ def _dictionary(pair: Pair) -> bool:
     if pair.domain != "ding":
         return False
     return any(
-        _DING.search(text) or not text[:1].isupper() or text[-1:] not in ".!?"
-        for text in (pair.english, pair.german)
+        _DING.search(text) or not text[:1].isupper() or text[-1:] not in ".!?" for text in (pair.english, pair.german)
     )
 
 

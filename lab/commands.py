@@ -103,7 +103,12 @@ class _Shown:
                 self.writer.add_scalar("rms_update", progress.rms_updates[-1], progress.step)
         if time.monotonic() - self.written > 1 or progress.step == steps:
             self.written = time.monotonic()
-            now = {"step": progress.step, "steps": steps, "loss": progress.smooth_loss(), "tokens_per_second": speed}
+            now = {
+                "step": progress.step,
+                "steps": steps,
+                "loss": progress.smooth_loss(),
+                "tokens_per_second": speed,
+            }
             write_text(self.folder / "progress.json", json.dumps(now))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +16,15 @@ from .vocabulary import BEGIN, END, PAD, Vocabulary
 
 def penalty(length: int, alpha: float) -> float:
     """The length penalty ((5 + length) / 6)^α that a hypothesis's log-probability is divided by."""
-    return ((5 + length) / 6) ** alpha
+    return float(((5 + length) / 6) ** alpha)
 
 
 @dataclass
 class LayerCache:
     """What one decoder layer remembers between steps."""
 
-    memory: tuple[Tensor, ...]  # keys, values of the source, each (B, heads, S, d/heads)
-    own: tuple[Tensor, ...] | None = None  # keys, values of the target so far, each (B·K, heads, t, d/heads)
+    memory: tuple[Tensor, Tensor]  # keys, values of the source, each (B, heads, S, d/heads)
+    past: tuple[Tensor, Tensor] | None = None  # of the target so far, each (B·K, heads, t, d/heads)
 
 
 class Stepper:
@@ -33,17 +34,13 @@ class Stepper:
         """Encode the sources (B, S) once."""
         memory, self.mask = model.encode(source)
         self.model, self.beam, self.length = model, beam, 0
-        self.caches = [LayerCache(layer.cross.memory(memory)) for layer in model.decoder]
+        self.caches = [LayerCache(layer.other.read(memory)) for layer in model.layers("decoder")]
 
     def step(self, tokens: Tensor) -> Tensor:
         """(B·K,) last tokens → (B·K, vocabulary) log-probabilities of the next."""
         x = self.model.embed(tokens[:, None], start=self.length)  # (B·K, 1, d)
-        for layer, cache in zip(self.model.decoder, self.caches, strict=True):
-            x = layer(
-                x,
-                lambda x, layer=layer, cache=cache: self._own(x, layer, cache),
-                lambda x, layer=layer, cache=cache: self._cross(x, layer, cache),
-            )
+        for layer, cache in zip(self.model.layers("decoder"), self.caches, strict=True):
+            x = layer(x, partial(self._own, layer, cache), partial(self._other, layer, cache))
         self.length += 1
         return F.log_softmax(self.model.logits(self.model.decoder_norm(x[:, 0])), dim=-1)
 
@@ -51,21 +48,19 @@ class Stepper:
         """Go on with hypotheses ``rows`` (of B·K), which belong to ``sentences`` (of B)."""
         self.mask = self.mask[sentences]
         for cache in self.caches:
-            cache.memory = tuple(part[sentences] for part in cache.memory)
-            assert cache.own is not None
-            cache.own = tuple(part[rows] for part in cache.own)
+            cache.memory = (cache.memory[0][sentences], cache.memory[1][sentences])
+            if cache.past is not None:
+                cache.past = (cache.past[0][rows], cache.past[1][rows])
 
-    def _own(self, x: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
-        query, *new = layer.attention.split(layer.attention.inputs[0](x), 3)
-        if cache.own is not None:
-            new = [torch.cat(pair, dim=2) for pair in zip(cache.own, new, strict=True)]
-        cache.own = tuple(new)
-        return layer.attention.join(F.scaled_dot_product_attention(query, *cache.own))
+    def _own(self, layer: Layer, cache: LayerCache, x: Tensor) -> Tensor:
+        x, cache.past = layer.attention.extend(x, cache.past)
+        return x
 
-    def _cross(self, x: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
+    def _other(self, layer: Layer, cache: LayerCache, x: Tensor) -> Tensor:
         # The hypotheses of a sentence are so many queries to one source, which need not be copied.
         grouped = x.view(-1, self.beam, x.shape[-1])  # (B, K, d)
-        return layer.cross.cross(grouped, cache.memory, self.mask).view_as(x)
+        seen: Tensor = layer.other(grouped, cache.memory, self.mask)
+        return seen.view_as(x)
 
 
 @torch.inference_mode()
@@ -74,10 +69,10 @@ def beam_search(
 ) -> list[list[int]]:
     """Translate sources (B, S) into the ids of the best finished hypothesis each, without marks.
 
-    A sentence is done when no open hypothesis can still beat its best finished one: log-probabilities only fall,
-    so an open one can reach at most its present score under the largest penalty. ``longest`` bounds the
-    translation's tokens, end mark included; the default is 1.5 times the source's and 10 more. A sentence that
-    never ends within it gets its best open hypothesis.
+    A sentence is done when no open hypothesis can still beat its best finished one: log-probabilities only
+    fall, so an open one can reach at most its present score under the largest penalty. ``longest`` bounds the
+    translation's tokens, end mark included; the default is 1.5 times the source's and 10 more. A sentence
+    that never ends within it gets its best open hypothesis.
     """
     batch, device = source.shape[0], source.device
     limit = longest or int(1.5 * source.shape[1]) + 10
@@ -95,8 +90,8 @@ def beam_search(
         logs = stepper.step(tokens)
         logs[:, [PAD, BEGIN]] = -torch.inf
         totals = (scores[:, :, None] + logs.view(len(sentences), beam, -1)).flatten(1)  # (B, K·V)
-        # Of 2K candidates at most K end, so K can go on. An end outside of them is no translation worth having:
-        # a weak model would otherwise find the empty sentence the most probable of all.
+        # Of 2K candidates at most K end, so K can go on. An end outside of them is no translation worth
+        # having: a weak model would otherwise find the empty sentence the most probable of all.
         values, flat = totals.topk(2 * beam)  # (B, 2K)
         parents, chosen = flat // logs.shape[-1], flat % logs.shape[-1]
         ends = chosen == END
@@ -105,7 +100,7 @@ def beam_search(
         parents, chosen = parents.gather(1, going_on), chosen.gather(1, going_on)
         history = torch.cat([history.gather(1, parents[:, :, None].expand_as(history)), chosen[:, :, None]], 2)
 
-        reachable = (scores[:, 0].double().cpu() / torch.tensor([penalty(int(n), alpha) for n in limits[sentences]]))
+        reachable = scores[:, 0].double().cpu() / torch.tensor([penalty(int(n), alpha) for n in limits[sentences]])
         open_ = torch.tensor([
             bool(reachable[i] > best[int(s)][0]) and length < int(limits[s]) for i, s in enumerate(sentences)
         ])  # fmt: skip
@@ -134,7 +129,9 @@ def _finish(
             best[sentence] = (value, history[i, k].tolist())
 
 
-def translate(model: Transformer, vocabulary: Vocabulary, texts: list[str], beam: int = 4, batch: int = 100) -> list[str]:
+def translate(
+    model: Transformer, vocabulary: Vocabulary, texts: list[str], beam: int = 4, batch: int = 100
+) -> list[str]:
     """Translate sentences, those of like length together."""
     was_training = model.training
     model.eval()

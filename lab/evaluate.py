@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import sacrebleu
 import torch
+from sacrebleu.metrics.bleu import BLEU
 
 from .batches import make_batch
 from .clean import Pair
@@ -40,7 +40,7 @@ def bleu(model: Transformer, vocabulary: Vocabulary, pairs: list[Pair], samples:
     by_domain: dict[str, list[int]] = defaultdict(list)
     for index, pair in enumerate(pairs):
         by_domain[pair.domain].append(index)
-    metric = sacrebleu.metrics.BLEU()
+    metric = BLEU()
 
     def score(indices: list[int]) -> float:
         references = [[pairs[i].german for i in indices]]

@@ -15,8 +15,8 @@ _ONES_DE = "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwöl
 _TENS_EN = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _TENS_DE = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
 _MONTHS = {
-    "January": "Januar", "February": "Februar", "March": "März", "April": "April", "May": "Mai", "June": "Juni",
-    "July": "Juli", "August": "August", "September": "September", "October": "Oktober",
+    "January": "Januar", "February": "Februar", "March": "März", "April": "April", "May": "Mai",
+    "June": "Juni", "July": "Juli", "August": "August", "September": "September", "October": "Oktober",
     "November": "November", "December": "Dezember",
 }  # fmt: skip
 _DAYS = {
@@ -27,7 +27,14 @@ _THINGS = {
     "books": "Bücher", "houses": "Häuser", "chairs": "Stühle", "apples": "Äpfel", "letters": "Briefe",
     "children": "Kinder", "rivers": "Flüsse", "trees": "Bäume", "clocks": "Uhren", "birds": "Vögel",
 }  # fmt: skip
-_ADJECTIVES = {"old": "alte", "new": "neue", "small": "kleine", "big": "große", "red": "rote", "green": "grüne"}
+_ADJECTIVES = {
+    "old": "alte",
+    "new": "neue",
+    "small": "kleine",
+    "big": "große",
+    "red": "rote",
+    "green": "grüne",
+}
 _ORDINALS_EN = {1: "first", 2: "second", 3: "third", 5: "fifth", 8: "eighth", 9: "ninth", 12: "twelfth"}
 _ORDINALS_DE = {1: "ersten", 3: "dritten", 7: "siebten", 8: "achten"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -32,41 +33,73 @@ class Shape:
 EMBEDDINGS = {"scaled": (-0.5, 0.5), "unit": (0.0, 0.0), "plain": (-0.5, 0.0)}
 
 
-class Attention(nn.Module):
-    """Multi-head attention; the projections that read the same input are one matrix."""
+Pasts = tuple[Tensor, Tensor] | None
 
-    def __init__(self, width: int, heads: int, cross: bool = False) -> None:
-        """Attention from a sequence to itself or, if ``cross``, to another."""
+
+def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """(B, T, parts·d) → ``parts`` tensors of (B, heads, T, d/heads)."""
+    batch, length, _ = x.shape
+    return x.view(batch, length, parts, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, heads, T, d/heads) → (B, T, d)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def projection(width: int, parts: int = 1) -> nn.Linear:
+    """A linear layer d → parts·d without bias: projections that read the same input are one matrix."""
+    layer = nn.Linear(width, parts * width, bias=False)
+    nn.init.normal_(layer.weight, std=width**-0.5)
+    return layer
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a sequence to itself."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Query, key and value are one matrix."""
         super().__init__()
         self.heads = heads
-        sizes = (1, 2) if cross else (3,)
-        self.inputs = nn.ModuleList(nn.Linear(width, n * width, bias=False) for n in sizes)
-        self.output = nn.Linear(width, width, bias=False)
-        for weight in (*(layer.weight for layer in self.inputs), self.output.weight):
-            nn.init.normal_(weight, std=width**-0.5)
+        self.inputs = projection(width, 3)
+        self.output = projection(width)
 
-    def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(B, T, parts·d) → ``parts`` tensors of (B, heads, T, d/heads)."""
-        batch, length, _ = x.shape
-        return x.view(batch, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, d) → (B, T, d); without a mask every position sees itself and what is before it."""
+        query, key, value = split_heads(self.inputs(x), 3, self.heads)
+        seen = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+        out: Tensor = self.output(join_heads(seen))
+        return out
 
-    def join(self, x: Tensor) -> Tensor:
-        """(B, heads, T, d/heads) → (B, T, d), through the output projection."""
-        return self.output(x.transpose(1, 2).flatten(2))
+    def extend(self, x: Tensor, past: Pasts) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One more position x (B, 1, d) after ``past`` keys and values: its output, and the new past."""
+        query, key, value = split_heads(self.inputs(x), 3, self.heads)
+        if past is not None:
+            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        return self.output(join_heads(F.scaled_dot_product_attention(query, key, value))), (key, value)
 
-    def own(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Self-attention; without a mask every position sees itself and what is before it."""
-        query, key, value = self.split(self.inputs[0](x), 3)
-        return self.join(F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None))
 
-    def memory(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of the other sequence, each (B, heads, S, d/heads)."""
-        return self.split(self.inputs[1](memory), 2)
+class CrossAttention(nn.Module):
+    """Multi-head attention of the decoder to the encoder's output."""
 
-    def cross(self, x: Tensor, memory: tuple[Tensor, ...], mask: Tensor) -> Tensor:
-        """Attention to another sequence's keys and values."""
-        (query,) = self.split(self.inputs[0](x), 1)
-        return self.join(F.scaled_dot_product_attention(query, *memory, mask))
+    def __init__(self, width: int, heads: int) -> None:
+        """Key and value are one matrix."""
+        super().__init__()
+        self.heads = heads
+        self.query = projection(width)
+        self.key_value = projection(width, 2)
+        self.output = projection(width)
+
+    def read(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the encoder's output, each (B, heads, S, d/heads)."""
+        key, value = split_heads(self.key_value(memory), 2, self.heads)
+        return key, value
+
+    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """(B, T, d) → (B, T, d)."""
+        (query,) = split_heads(self.query(x), 1, self.heads)
+        out: Tensor = self.output(join_heads(F.scaled_dot_product_attention(query, *memory, attn_mask=mask)))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -82,17 +115,21 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) → (B, T, d)."""
-        return self.narrow(F.relu(self.widen(x)))
+        out: Tensor = self.narrow(F.relu(self.widen(x)))
+        return out
 
 
 class Layer(nn.Module):
-    """One layer of the encoder or, with ``cross`` attention, of the decoder."""
+    """One layer of the encoder or, with attention to the ``other`` sequence, of the decoder."""
+
+    other: CrossAttention
 
     def __init__(self, shape: Shape, cross: bool) -> None:
         """Each sublayer has its norm and a residual connection."""
         super().__init__()
-        self.attention = Attention(shape.width, shape.heads)
-        self.cross = Attention(shape.width, shape.heads, cross=True) if cross else None
+        self.attention = SelfAttention(shape.width, shape.heads)
+        if cross:
+            self.other = CrossAttention(shape.width, shape.heads)
         self.feed_forward = FeedForward(shape.width, shape.filter)
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(3 if cross else 2))
         self.pre = shape.norm == "pre"
@@ -103,7 +140,8 @@ class Layer(nn.Module):
         norm = self.norms[index]
         if self.pre:
             return x + F.dropout(function(norm(x)), self.dropout, self.training)
-        return norm(x + F.dropout(function(x), self.dropout, self.training))
+        out: Tensor = norm(x + F.dropout(function(x), self.dropout, self.training))
+        return out
 
     def forward(
         self, x: Tensor, own: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor] | None = None
@@ -145,21 +183,22 @@ class Transformer(nn.Module):
         """(B, S) ids → memory (B, S, d) and which of it is no padding (B, 1, 1, S)."""
         mask = (source != PAD)[:, None, None, :]
         x = self.embed(source)
-        for layer in self.encoder:
-            x = layer(x, lambda x, layer=layer: layer.attention.own(x, mask))
+        for layer in self.layers("encoder"):
+            x = layer(x, partial(layer.attention, mask=mask))
         return self.encoder_norm(x), mask
 
     def decode(self, target: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """(B, T) ids → (B, T, d); position t sees targets up to t and the whole source."""
         x = self.embed(target)
-        for layer in self.decoder:
-            seen = layer.cross.memory(memory)
-            x = layer(
-                x,
-                lambda x, layer=layer: layer.attention.own(x, None),
-                lambda x, layer=layer, seen=seen: layer.cross.cross(x, seen, mask),
-            )
-        return self.decoder_norm(x)
+        for layer in self.layers("decoder"):
+            other = partial(layer.other, memory=layer.other.read(memory), mask=mask)
+            x = layer(x, partial(layer.attention, mask=None), other)
+        out: Tensor = self.decoder_norm(x)
+        return out
+
+    def layers(self, part: str) -> list[Layer]:
+        """The layers of the ``encoder`` or the ``decoder``."""
+        return [layer for layer in getattr(self, part) if isinstance(layer, Layer)]
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """The decoder's output (B, T, d) before the softmax."""

@@ -13,8 +13,8 @@ from .table import ROWS, Row
 class Scale:
     """Model, data and length of a run.
 
-    The paper's step size is best for its own model and batch. A smaller scale multiplies it: ``adaptive`` for the
-    rows with α = 0.1·s, ``relative`` for those with ρ = s. SGD has its own multipliers in the table.
+    The paper's step size is best for its own model and batch. A smaller scale multiplies it: ``adaptive`` for
+    the rows with α = 0.1·s, ``relative`` for those with ρ = s. SGD has its own multipliers in the table.
     """
 
     name: str

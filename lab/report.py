@@ -63,11 +63,22 @@ def _headline(records: list[Record]) -> str:
             rows.append([
                 name, ROWS[config["row"]["name"]].describe(), str(config["seed"]),
                 _number(results.test_bleu(record)), domains, _number(record["dev_loss"], 3),
-                f"{record['state_bytes']:,}", f"{record['tokens_per_second']:,}", f"{record['train_seconds'] / 60:.1f}",
+                f"{record['state_bytes']:,}", f"{record['tokens_per_second']:,}",
+                f"{record['train_seconds'] / 60:.1f}",
             ])  # fmt: skip
     if not rows:
         return ""
-    heads = ["run", "optimizer", "seed", "test BLEU", "per domain", "dev loss", "state bytes", "tokens/s", "minutes"]
+    heads = [
+        "run",
+        "optimizer",
+        "seed",
+        "test BLEU",
+        "per domain",
+        "dev loss",
+        "state bytes",
+        "tokens/s",
+        "minutes",
+    ]
     return "<h2>Adam and Adafactor</h2>" + _table(heads, rows, words=2)
 
 
@@ -79,19 +90,28 @@ def _table_2(records: list[Record]) -> str:
         if warm or cold:
             rows.append([
                 row.name[0], row.describe(), _number(row.warm), _number(row.cold),
-                _seeds(warm, "bleu"), _seeds(cold, "bleu"), _seeds(warm, "dev_loss"), _seeds(cold, "dev_loss"),
+                *(_seeds(runs, value) for value in ("bleu", "dev_loss") for runs in (warm, cold)),
             ])  # fmt: skip
     if not rows:
         return ""
-    heads = ["", "optimizer", "paper, warm-up", "paper, none", "BLEU, warm-up", "BLEU, none", "loss, warm-up", "loss, none"]
+    heads = [
+        "",
+        "optimizer",
+        "paper, warm-up",
+        "paper, none",
+        "BLEU, warm-up",
+        "BLEU, none",
+        "loss, warm-up",
+        "loss, none",
+    ]
     scale = SCALES["mini"]
     return (
         "<h2>Table 2: all optimizers, with and without warm-up</h2>"
         f"<p>{scale.steps} steps of {scale.tokens} + {scale.tokens} tokens. Test BLEU (beam 4) and dev loss; "
         f"a second seed after the stroke. The paper's step size is multiplied by {scale.adaptive:g} "
-        f"(absolute) and {scale.relative:g} (relative steps), which suits the smaller model; SGD has the paper's. "
-        "The paper's text gives 23.6 and 23.4 for A and B with warm-up where its table, used here, has 25.6 and 25.4.</p>"
-        + _table(heads, rows, words=2)
+        f"(absolute) and {scale.relative:g} (relative steps), which suits the smaller model; SGD has the "
+        "paper's. The paper's text gives 23.6 and 23.4 for A and B with warm-up where its table, used here, "
+        "has 25.6 and 25.4.</p>" + _table(heads, rows, words=2)
     )
 
 
@@ -105,13 +125,19 @@ def _sweep(records: list[Record]) -> str:
     charts = []
     for row, curve in curves.items():
         chart = Chart(f"Row {row}", "step size, as a multiple of the paper's", "dev loss", (min(xs), max(xs)),
-                      (math.floor(min(ys)), math.ceil(max(ys))), log_x=True, width=300, height=220)  # fmt: skip
+                      (math.floor(min(ys)), math.ceil(max(ys))),
+                      log_x=True, width=300, height=220)  # fmt: skip
         lines = [Line("row A", curves["A"], "faint")] if row != "A" and "A" in curves else []
         lines.append(Line(ROWS[row].describe(), curve, "c0"))
         charts.append(chart.svg(lines, sorted(set(xs)), ticks(*chart.y_range)))
     warm = results.sweep_curve(results.select(records, "deep", row="A", warmup=True))
     table = [
-        [row, ROWS[row].describe(), *(f"{loss:.2f}" for _, loss in curve), f"{results.sensitivity(curve):.2f}"]
+        [
+            row,
+            ROWS[row].describe(),
+            *(f"{loss:.2f}" for _, loss in curve),
+            f"{results.sensitivity(curve):.2f}",
+        ]
         for row, curve in [*curves.items(), *([("A", warm)] if len(warm) > 1 else [])]
     ]
     if len(warm) > 1:
@@ -120,9 +146,9 @@ def _sweep(records: list[Record]) -> str:
     shape, steps = SCALES["deep"].shape, SCALES["deep"].steps
     return (
         "<h2>Stability: which row survives how large a step</h2>"
-        f"<p>No warm-up. A {shape.norm}-norm model of {shape.layers} + {shape.layers} layers, width {shape.width}, "
-        f"{steps} steps. Dev loss at the end, at most that of a fresh model. Sensitivity is the mean over the sweep "
-        "of that loss minus the row's best (Wortsman et al., 2023): lower is more stable.</p>"
+        f"<p>No warm-up. A {shape.norm}-norm model of {shape.layers} + {shape.layers} layers, width "
+        f"{shape.width}, {steps} steps. Dev loss at the end, at most that of a fresh model, the mean over seeds. "
+        "Sensitivity is the mean over the sweep of that loss minus the row's best (Wortsman et al., 2023): lower is more stable.</p>"
         f'<div class="charts">{"".join(charts)}</div>' + _table(heads, table, words=2)
     )
 
@@ -146,7 +172,8 @@ def _figure(records: list[Record]) -> str:
     name = next(runs[0]["rms_update"]["parameter"] for runs in found.values() if runs)
     return (
         "<h2>Figure 1: RMS(U) of one weight matrix</h2>"
-        f"<p>Before clipping, with warm-up, of <code>{escape(name)}</code>. Above 1 an update is larger than meant.</p>"
+        f"<p>Before clipping, with warm-up, of <code>{escape(name)}</code>. "
+        "Above 1 an update is larger than meant.</p>"
         f'<div class="charts">{"".join(charts)}</div>'
     )
 
@@ -198,7 +225,8 @@ def _samples(records: list[Record]) -> str:
             f"{escape(r['bleu']['test']['samples'][index]['translation'])}" for r in runs
         ]  # fmt: skip
         parts.append(f"<li>{'<br>'.join(lines)}</li>")
-    return f"<h2>Sample translations ({scale})</h2><p>Source, reference, then each run's.</p><ul>{''.join(parts)}</ul>"
+    title = f"<h2>Sample translations ({scale})</h2><p>Source, reference, then each run's.</p>"
+    return f"{title}<ul>{''.join(parts)}</ul>"
 
 
 def _settings(records: list[Record]) -> str:
@@ -213,7 +241,18 @@ def _settings(records: list[Record]) -> str:
         ])  # fmt: skip
     if not rows:
         return "<p>There are no records yet.</p>"
-    heads = ["scale", "model", "width", "filter", "heads", "dropout", "vocabulary", "tokens", "steps", "multipliers"]
+    heads = [
+        "scale",
+        "model",
+        "width",
+        "filter",
+        "heads",
+        "dropout",
+        "vocabulary",
+        "tokens",
+        "steps",
+        "multipliers",
+    ]
     signatures = {score["signature"] for record in records for score in record["bleu"].values()}
     corpora = {f"{r['corpus']['name']} ({r['corpus']['fingerprint']})" for r in records}
     versions = {", ".join(f"{k} {v}" for k, v in record["versions"].items()) for record in records}

@@ -41,6 +41,6 @@ def sweep_curve(records: list[Record]) -> list[tuple[float, float]]:
 
 
 def sensitivity(curve: list[tuple[float, float]]) -> float:
-    """Learning-rate sensitivity (Wortsman et al., 2023): the mean over the sweep of the loss minus the best."""
+    """Learning-rate sensitivity (Wortsman et al., 2023): the mean loss over the sweep minus the best."""
     losses = [loss for _, loss in curve]
     return sum(losses) / len(losses) - min(losses)

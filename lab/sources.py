@@ -51,9 +51,7 @@ def read_help(english: Path, german: Path) -> Iterator[Aligned]:
 
 def _paragraphs(page: Path) -> dict[str, str]:
     text = page.read_text(encoding="utf-8", errors="replace")
-    return {
-        key: html.unescape(_TAG.sub("", _MAC.sub("", body))) for _, key, body in _PARAGRAPH.findall(text)
-    }
+    return {key: html.unescape(_TAG.sub("", _MAC.sub("", body))) for _, key, body in _PARAGRAPH.findall(text)}
 
 
 # Debian's package descriptions: the same original text has the same md5 in both languages.

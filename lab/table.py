@@ -37,7 +37,10 @@ class Row:
         second = f"β₂ = {self.beta2:g}" if self.beta2 is not None else f"β₂ = 1 − t^−{self.decay_rate:g}"
         words = [{"outer": "factored", "row": "row mean", "column": "column mean"}.get(str(self.factored), "")]
         words += [f"β₁ = {self.beta1:g}" if self.beta1 else "", second]
-        words += [f"clip {self.clip:g}" if self.clip else "", "relative step" if self.step == "relative" else ""]
+        words += [
+            f"clip {self.clip:g}" if self.clip else "",
+            "relative step" if self.step == "relative" else "",
+        ]
         return ", ".join(word for word in words if word)
 
 
@@ -82,7 +85,7 @@ def schedule(step: int, steps: int, warmup: bool) -> float:
     With warm-up min(10⁻⁶·t, 1/√t), without min(10⁻², 1/√t): in both the knee is at a tenth of the run.
     """
     t = step * PAPER_STEPS / steps
-    return min(1e-6 * t if warmup else 1e-2, t**-0.5)
+    return min(1e-6 * t if warmup else 1e-2, 1 / math.sqrt(t))
 
 
 def make_optimizer(row: Row, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

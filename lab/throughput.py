@@ -63,7 +63,10 @@ def compare(scale: Scale, corpus: Corpus, cache: Path, steps: int) -> tuple[floa
     keep_freed_memory()
     words = vocabulary.train(corpus, scale.vocabulary, cache)
     stream = Batches(corpus.train, words, scale.tokens).stream(seed=0)
-    models = (Transformer(scale.shape, len(words)), Reference(scale.shape, len(words)))
+    models: tuple[Transformer | Reference, ...] = (
+        Transformer(scale.shape, len(words)),
+        Reference(scale.shape, len(words)),
+    )
     speeds: tuple[list[float], list[float]] = ([], [])
     for step in range(steps + 3):
         batch = next(stream)
@@ -77,5 +80,5 @@ def compare(scale: Scale, corpus: Corpus, cache: Path, steps: int) -> tuple[floa
 def _time(model: Transformer | Reference, batch: Batch, smoothing: float) -> float:
     began = time.perf_counter()
     model.zero_grad()
-    model.loss(batch.source, batch.target_in, batch.target_out, smoothing).backward()
+    torch.autograd.backward(model.loss(batch.source, batch.target_in, batch.target_out, smoothing))
     return time.perf_counter() - began

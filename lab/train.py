@@ -1,4 +1,4 @@
-"""One run from its job to its record: resumable at any moment, never done twice, never mixed up with another."""
+"""One run from its job to its record: resumable at any moment, and never done twice."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Trainer:
         progress.tokens += batch.tokens
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
         if not progress.diverged:
-            loss.backward()
+            torch.autograd.backward(loss)
             self.optimizer.step()
             progress.rms_updates.append(self._rms_update())
 
