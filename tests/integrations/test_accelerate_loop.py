@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.exact import assert_float32_statistics, assert_same, copy_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adafactor import Adafactor, schedules
+from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -76,9 +76,7 @@ def start(seed: int, dtype: torch.dtype, mixed_precision: str) -> Run:
     [(torch.float32, "no"), (torch.float32, "bf16"), (torch.bfloat16, "no")],
     ids=["float32", "mixed", "bfloat16"],
 )
-def test_a_resumed_run_ends_on_the_same_bits(
-    dtype: torch.dtype, mixed_precision: str, tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_on_the_same_bits(dtype: torch.dtype, mixed_precision: str, tmp_path: Path) -> None:
     whole = start(0, dtype, mixed_precision)
     whole.train(whole.batches, ACCUMULATE * SAVE_AFTER, tmp_path)
 

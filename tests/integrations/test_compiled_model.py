@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from integrations.exact import assert_float32_statistics, assert_same, copy_of
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from adafactor import Adafactor, schedules
+from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,8 +39,7 @@ class Run:
         for t in range(first, last + 1):
             tokens = torch.randint(11, (4, 7), generator=torch.Generator().manual_seed(t))
             logits = self.compiled(tokens[:, :-1])  # (B, T, vocabulary)
-            loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.scheduler.step()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.exact import assert_float32_statistics, assert_same, copy_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adafactor import Adafactor, schedules
+from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
 
 L = pytest.importorskip("lightning")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.exact import assert_float32_statistics, assert_same, copy_of
 from torch import Tensor, nn
 
 from adafactor import Adafactor, schedules
+from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 transformers = pytest.importorskip("transformers")
