@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
 from numpy.typing import NDArray
 from torch.optim.lr_scheduler import LambdaLR
 
 from adafactor import Adafactor, schedules
+from tests import oracle
 
 SHAPES = {
     "tall": (37, 5),

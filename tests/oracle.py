@@ -7,6 +7,7 @@ paper leaves open is marked CHOICE.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -200,11 +201,11 @@ def step(row: Row, x: Array, g: Array, t: int, s_t: float, memory: Memory) -> Ar
         change = memory.m
     if row.axes is not None:
         change = np.moveaxis(change, (-2, -1), row.axes)
-    return x * (1 - size * row.weight_decay) - change
+    return np.asarray(x * (1 - size * row.weight_decay) - change)
 
 
 def run(row: Row, x: Array, grads: Sequence[Array], s: Callable[[int], float]) -> Memory:
-    """All steps of a row; `memory.x` holds X₀, X₁, … and `memory.rms_u` RMS(U₁), …"""
+    """All steps of a row: `memory.x` is X₀, X₁ and so on, `memory.rms_u` is RMS(U₁) and so on."""
     memory = Memory(x=[x])
     for t, g in enumerate(grads, start=1):
         x = step(row, x, g, t, s(t), memory)
@@ -214,12 +215,12 @@ def run(row: Row, x: Array, grads: Sequence[Array], s: Callable[[int], float]) -
 
 def warm_up(t: int) -> float:
     """Table 2, with warm-up: sₜ = min(10⁻⁶·t, 1/√t)."""
-    return min(1e-6 * t, t**-0.5)
+    return min(1e-6 * t, 1 / math.sqrt(t))
 
 
 def no_warm_up(t: int) -> float:
     """Table 2, without: sₜ = min(10⁻², 1/√t)."""
-    return min(1e-2, t**-0.5)
+    return min(1e-2, 1 / math.sqrt(t))
 
 
 TABLE_2 = {

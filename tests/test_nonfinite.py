@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
-from compare import gradients, start
 from torch import Tensor
 
 from adafactor import Adafactor
 from adafactor.kernels import eager
+from tests.compare import gradients, start
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "square overflows": 1e20}
 KEYWORDS = [
@@ -57,7 +57,7 @@ def test_skip_leaves_parameter_and_state_as_they_were(
 def test_the_mask_of_other_devices_does_what_the_branch_of_the_cpu_does(
     keywords: dict[str, object], shape: tuple[int, ...], when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where asking would make the host wait, `ok` stays a tensor; here the same code runs on CPU tensors."""
+    """Where asking would make the host wait, the decision stays a tensor; here the same code runs on CPU tensors."""
     from adafactor import step as module
 
     def run(mask: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -65,8 +65,7 @@ def test_the_mask_of_other_devices_does_what_the_branch_of_the_cpu_does(
 
         def masked(u: module.Update) -> bool:
             admit(u)
-            assert u.finite is not None
-            u.ok = u.finite
+            u.mask = u.finite
             return True
 
         with monkeypatch.context() as patch, warnings.catch_warnings():
@@ -145,7 +144,10 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
         optimizer = Adafactor([p, v])
         for seed in range(3):
             generator = torch.Generator().manual_seed(seed)
-            p.grad, v.grad = torch.randn(700, 500, generator=generator), torch.randn(400_000, generator=generator)
+            p.grad, v.grad = (
+                torch.randn(700, 500, generator=generator),
+                torch.randn(400_000, generator=generator),
+            )
             optimizer.step()
         return torch.cat([p.detach().flatten(), v.detach()])
 

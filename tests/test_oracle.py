@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import compare
 import numpy as np
-import oracle
 import pytest
 import torch
-from compare import SHAPES, TOLERANCE, error, gradients, start, trained
 
 from adafactor import Adafactor, schedules
+from tests import compare, oracle
+from tests.compare import SHAPES, TOLERANCE, error, gradients, start, trained
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCE}
 
@@ -17,9 +16,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCE}
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("row", oracle.TABLE_2.values(), ids=oracle.TABLE_2)
-def test_every_row_of_table_2_equals_the_oracle(
-    row: oracle.Row, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_every_row_of_table_2_equals_the_oracle(row: oracle.Row, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert error(row, shape, dtype, steps=50) < TOLERANCE[dtype]
 
 
@@ -103,7 +100,13 @@ def test_the_defaults_are_algorithms_4_to_6_as_printed(shape: tuple[int, ...]) -
 def test_the_comparison_sees_a_wrong_optimizer() -> None:
     """The control: another clip, decay or estimator than the oracle's is far outside every tolerance."""
     row = oracle.TABLE_2["O"]
-    for wrong in ({"clip": 0.5}, {"decay_rate": 0.7}, {"factored": "row"}, {"relative": False}, {"eps": (1.0, 1e-3)}):
+    for wrong in (
+        {"clip": 0.5},
+        {"decay_rate": 0.7},
+        {"factored": "row"},
+        {"relative": False},
+        {"eps": (1.0, 1e-3)},
+    ):
         assert error(row, (9, 7), torch.float64, **wrong) > 1e-3, wrong
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import oracle
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from adafactor import Adafactor, schedules
 from adafactor import equations as eq
+from tests import oracle
 
 SIZES = st.integers(1, 9)
 SEEDS = st.integers(0, 2**31 - 1)
@@ -25,7 +25,8 @@ def positive(n: int, m: int, seed: int) -> Tensor:
 
 def estimate(optimizer: Adafactor, p: Tensor) -> Tensor:
     """V̂ as the optimizer's factors give it."""
-    row, col = optimizer.state[p]["row"], optimizer.state[p]["col"]
+    row: Tensor = optimizer.state[p]["row"]
+    col: Tensor = optimizer.state[p]["col"]
     return row[:, None] * col[None, :] / row.mean()
 
 

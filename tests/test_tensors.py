@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from compare import arguments, gradients, start, trained
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor, schedules
 from adafactor.layout import layout
+from tests import oracle
+from tests.compare import arguments, gradients, start, trained
 
 ROW_O = oracle.TABLE_2["O"]
 
@@ -51,7 +51,12 @@ KINDS = ["contiguous", "transposed", "strided"]
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
 )
 def test_memory_layout_does_not_matter(
-    shape: list[int], kind: str, grad_kind: str, factored: str | bool, beta1: tuple[float, str], dtype: torch.dtype
+    shape: list[int],
+    kind: str,
+    grad_kind: str,
+    factored: str | bool,
+    beta1: tuple[float, str],
+    dtype: torch.dtype,
 ) -> None:
     values = torch.tensor(start(tuple(shape))).to(dtype)
     grads = [torch.tensor(g).to(dtype) for g in gradients(tuple(shape), 3)]
@@ -66,7 +71,11 @@ def test_channels_last_convolutions_match_the_oracle() -> None:
     x, grads = start((8, 6, 3, 3)), gradients((8, 6, 3, 3), 50)
     row = oracle.Row("outer", d=1.0, relative=True, multiplier=1.0, axes=(0, 1))
     expected = oracle.run(row, x, grads, schedules.without_warmup).x[-1]
-    for kinds in [("channels_last", "contiguous"), ("contiguous", "channels_last"), ("channels_last", "channels_last")]:
+    for kinds in [
+        ("channels_last", "contiguous"),
+        ("contiguous", "channels_last"),
+        ("channels_last", "channels_last"),
+    ]:
         ours = run(torch.tensor(x), [torch.tensor(g) for g in grads], kinds)
         np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-11, atol=1e-14)
 
@@ -124,7 +133,7 @@ def test_magnitudes_from_1e_30_to_1e18_and_zero_rows_match_the_oracle(
     exponents: list[float], zero: list[bool], estimator: str
 ) -> None:
     scale = np.where(zero, 0.0, 10.0 ** np.array(exponents))[:, None]
-    grads = [np.float64(np.float32(g * scale)) for g in np.clip(gradients((6, 500), 5), -1, 1)]
+    grads = [np.asarray(np.float32(g * scale), dtype=np.float64) for g in np.clip(gradients((6, 500), 5), -1, 1)]
     row = oracle.Row(estimator, d=1.0, relative=True, multiplier=1.0)
     x = np.zeros((6, 500))  # from zero, so that the last digits of the way are not lost in those of the start
     path = oracle.run(row, x, grads, schedules.without_warmup)

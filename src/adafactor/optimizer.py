@@ -208,7 +208,7 @@ class Adafactor(Optimizer):
         return updates
 
     def _state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> dict[str, Tensor]:
-        state = self.state[p]
+        state: dict[str, Tensor] = self.state[p]
         if not state:
             state.update(_new_state(p, settings))
         if settings.beta1 and "momentum" not in state:  # switched on in mid-run

@@ -6,6 +6,7 @@ and for optimizers that have neither.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -14,12 +15,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 def with_warmup(t: float, slope: float = 1e-6) -> float:
     """sₜ = min(10⁻⁶·t, 1/√t): a linear rise that meets the inverse square root at t = slope^−⅔ (10,000)."""
-    return min(slope * t, t**-0.5)
+    return min(slope * t, 1 / math.sqrt(t))
 
 
 def without_warmup(t: float, bound: float = 1e-2) -> float:
     """sₜ = min(10⁻², 1/√t): flat until the inverse square root is below the bound (10,000 steps)."""
-    return min(bound, t**-0.5)
+    return min(bound, 1 / math.sqrt(t))
 
 
 @dataclass

@@ -79,7 +79,8 @@ def _number(
     allowed = f"must be a finite number {' and '.join(limits)}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} {allowed}, not {type(value).__name__}")
-    if not (math.isfinite(value) and value >= at_least and value > above and value < below):
+    number = float(value)
+    if not (math.isfinite(number) and at_least <= number and above < number < below):
         raise ValueError(f"{name}={value!r} {allowed}")
 
 

@@ -39,7 +39,7 @@ class Update:
     finite: Tensor | None = None  # 0-d bool: G² holds no NaN and no infinity
 
     # left by `begin`
-    ok: Tensor | bool = True  # take the step? A tensor where asking it would make the host wait
+    mask: Tensor | None = None  # 0-d: is the step taken? Only where asking would make the host wait; None is yes
     scales: list[Tensor] = field(default_factory=list)  # 1/√V̂ as factors that broadcast over X; [] if V̂ is whole
     w1: Tensor | None = None  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
     w2: Tensor | None = None  # 1 − β̂₂ₜ
@@ -56,15 +56,14 @@ class Update:
 def step(bucket: list[Update], kernel: Kernel) -> list[Update]:
     """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
     kernel.moments(bucket)  # mean G² over columns and over rows, ΣX²
-    skipped = [u for u in bucket if not admit(u)]
-    bucket = [u for u in bucket if u.ok is not False]
-    for u in bucket:
+    taken = [u for u in bucket if admit(u)]
+    for u in taken:
         begin(u)  # t, β̂₂ₜ, αₜ, Rₜ, Cₜ, and 1/√V̂ₜ in factors
-    kernel.energy(bucket)  # ΣU²; averages V̂ₜ and m̂ₜ where they are kept whole
-    for u in bucket:
+    kernel.energy(taken)  # ΣU²; averages V̂ₜ and m̂ₜ where they are kept whole
+    for u in taken:
         conclude(u)  # αₜ / max(1, RMS(U)/d)
-    kernel.apply_(bucket)  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
-    return skipped
+    kernel.apply_(taken)  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
+    return [u for u in bucket if u not in taken]
 
 
 def admit(u: Update) -> bool:
@@ -77,9 +76,11 @@ def admit(u: Update) -> bool:
             f"the gradient of {u.name} (shape {tuple(u.x.shape)}) has a NaN, an infinity, or an entry whose square "
             f"overflows {u.rows.dtype if u.rows is not None else u.x.dtype}; nothing was updated"
         )
-    u.ok = bool(u.finite) if u.finite.is_cpu else u.finite
     u.trace.skipped = u.trace.skipped + ~u.finite
-    return u.ok is not False
+    if u.finite.is_cpu:
+        return bool(u.finite)
+    u.mask = u.finite
+    return True
 
 
 def begin(u: Update) -> None:
@@ -89,16 +90,16 @@ def begin(u: Update) -> None:
     for key, mean in (("row", u.rows), ("col", u.cols)):
         if mean is not None:
             new = eq.average(u.state[key], mean + s.eps[0], beta2)  # Rₜ, Cₜ
-            u.state[key].copy_(new if u.ok is True else torch.where(u.ok, new, u.state[key]))
+            u.state[key].copy_(new if u.mask is None else torch.where(u.mask, new, u.state[key]))
     u.scales = inverse_root(u)
     u.w2 = 1 - beta2
     u.w1 = 1 - (eq.corrected_decay(t, s.beta1) if s.momentum == "gradient" else torch.full_like(t, s.beta1))
-    if u.ok is not True:  # a weight of zero leaves an average as it was
-        u.w1, u.w2 = u.w1 * u.ok, u.w2 * u.ok
+    if u.mask is not None:  # a weight of zero leaves an average as it was
+        u.w1, u.w2 = u.w1 * u.mask, u.w2 * u.mask
     u.rho = eq.relative_step(t, s.lr, s.lr_decay)
     rms_x = None if u.x2 is None else eq.root_mean_square(u.x2, u.x.numel())
     u.alpha = eq.step_size(u.rho, rms_x, s.eps[1])
-    u.state["step"].add_(u.ok)
+    u.state["step"].add_(1 if u.mask is None else u.mask)
     u.trace.beta2, u.trace.rms_parameter, u.trace.step_size = beta2, rms_x, u.alpha
 
 
@@ -125,5 +126,5 @@ def conclude(u: Update) -> None:
     u.scale = (-u.alpha if s.maximize else u.alpha) / divisor
     u.decay = 1 - u.rho * s.weight_decay
     u.trace.rms_update = rms_u
-    u.trace.taken = u.trace.taken + u.ok
+    u.trace.taken = u.trace.taken + (1 if u.mask is None else u.mask)
     u.trace.clipped = u.trace.clipped + (divisor > 1)

@@ -88,8 +88,8 @@ def _direction(u: Update, block: Block, scales: list[Tensor], scratch: Scratch, 
     """U of one block times what is folded into `scales`; the first walk also averages what is kept whole."""
     assert u.w1 is not None and u.w2 is not None
     g = scratch.load(u.g[block])
-    if u.ok is not True:
-        g = g.masked_fill(~u.ok, 0)
+    if u.mask is not None:
+        g = g.masked_fill(~u.mask, 0)
     if u.layout.estimator == "full":
         v = u.state["full"][block]
         if first:
@@ -107,7 +107,7 @@ def _direction(u: Update, block: Block, scales: list[Tensor], scratch: Scratch, 
         scales = scales[1:]
     for scale in scales:
         out.mul_(_cut(scale, block))
-    return out if u.ok is True else out.masked_fill_(~u.ok, 0)
+    return out if u.mask is None else out.masked_fill_(~u.mask, 0)
 
 
 def _subtract(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
@@ -115,10 +115,10 @@ def _subtract(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None
     if u.settings.beta1 and u.settings.momentum == "update":
         m = u.state["momentum"][block]
         m.lerp_(change, u.w1.to(m.dtype))
-        change = m if u.ok is True else m * u.ok
+        change = m if u.mask is None else m * u.mask
     x = scratch.load(u.x[block])  # X itself where it has the statistics' precision
     if u.settings.weight_decay:
-        x.mul_(u.decay if u.ok is True else torch.where(u.ok, u.decay, 1.0))
+        x.mul_(u.decay if u.mask is None else torch.where(u.mask, u.decay, 1.0))
     x.sub_(change)
     if x.dtype != u.x.dtype:
         u.x[block].copy_(x)
@@ -193,4 +193,3 @@ def _cut(scale: Tensor, block: Block) -> Tensor:
     if scale.dim() == 0:
         return scale
     return scale[tuple(s if n > 1 else slice(None) for s, n in zip(block, scale.shape, strict=True))]
-

@@ -1,0 +1,124 @@
+"""A bad argument is an error that names it, its value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from adafactor import Adafactor
+
+WRONG = [
+    ("lr", -1.0, ValueError, "at least 0"),
+    ("lr", math.nan, ValueError, "finite"),
+    ("lr", math.inf, ValueError, "finite"),
+    ("lr", "fast", TypeError, "number"),
+    ("lr", None, TypeError, "number"),
+    ("lr", True, TypeError, "number"),
+    ("lr", torch.tensor(0.1), TypeError, "number"),
+    ("lr_decay", "cosine", ValueError, "'rsqrt', None"),
+    ("relative", 1, ValueError, "True, False"),
+    ("factored", True, ValueError, "'outer', 'row', 'column', False"),
+    ("factored", "both", ValueError, "'outer'"),
+    ("beta1", 1.0, ValueError, "below 1"),
+    ("beta1", -0.1, ValueError, "at least 0"),
+    ("momentum", 0.9, ValueError, "'update', 'gradient'"),
+    ("beta2", 1.0, ValueError, "below 1"),
+    ("beta2", "0.9", TypeError, "number"),
+    ("decay_rate", 0.0, ValueError, "above 0"),
+    ("decay_rate", -0.8, ValueError, "above 0"),
+    ("clip", 0.0, ValueError, "above 0"),
+    ("clip", math.nan, ValueError, "finite"),
+    ("eps", 1e-30, TypeError, "pair"),
+    ("eps", (1e-30,), TypeError, "pair"),
+    ("eps", (0.0, 1e-3), ValueError, "at least 1.17549e-38"),
+    ("eps", (1e-45, 1e-3), ValueError, "at least 1.17549e-38"),
+    ("eps", (1e-30, -1.0), ValueError, "at least 0"),
+    ("eps", (None, 1e-3), TypeError, "number"),
+    ("weight_decay", -0.1, ValueError, "at least 0"),
+    ("axes", 3, TypeError, "pair"),
+    ("axes", (0.5, 1), TypeError, "integers"),
+    ("axes", (0, 5), ValueError, "axes of the tensor"),
+    ("axes", (1, 1), ValueError, "two different axes"),
+    ("axes", (1, -1), ValueError, "two different axes"),
+    ("maximize", "yes", ValueError, "True, False"),
+    ("on_nonfinite", "warn", ValueError, "'skip', 'raise', 'ignore'"),
+    ("backend", "cuda", ValueError, "'auto', 'eager'"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "allowed"), WRONG, ids=[f"{n}={v}" for n, v, *_ in WRONG])
+def test_a_wrong_argument_is_named_with_what_is_allowed(
+    name: str, value: Any, error: type[Exception], allowed: str
+) -> None:
+    with pytest.raises(error, match=f"^{name}.*{allowed}"):
+        Adafactor([torch.ones(2, 3)], **{name: value})
+    if name != "backend":
+        with pytest.raises(error, match=f"^{name}.*{allowed}"):
+            Adafactor([{"params": [torch.ones(2, 3)], name: value}])
+
+
+@pytest.mark.parametrize("name", ["lr", "clip", "momentum"])
+def test_a_group_edited_wrongly_is_refused_before_anything_changes(name: str) -> None:
+    params = [torch.ones(2, 3, requires_grad=True) for _ in range(2)]
+    optimizer = Adafactor([{"params": [p]} for p in params])
+    for p in params:
+        p.grad = torch.ones(2, 3)
+    optimizer.param_groups[1][name] = -1
+    with pytest.raises(ValueError, match=f"{name}=-1"):
+        optimizer.step()
+    assert all(torch.equal(p, torch.ones(2, 3)) for p in params)
+
+
+def test_numbers_of_other_kinds_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    p = torch.ones(2, 3, requires_grad=True)
+    p.grad = torch.ones(2, 3)
+    Adafactor([p], lr=1, eps=[1e-30, 0], clip=numpy.float32(1.5), beta1=numpy.float64(0.5)).step()  # type: ignore[arg-type]
+    assert bool((p < 1).all())
+
+
+def test_sparse_gradients_are_refused_before_anything_changes() -> None:
+    dense, table = torch.nn.Linear(4, 4), torch.nn.Embedding(5, 4, sparse=True)
+    optimizer = Adafactor([*dense.parameters(), *table.parameters()])
+    dense(table(torch.tensor([1, 2]))).sum().backward()
+    before = dense.weight.detach().clone()
+    with pytest.raises(TypeError, match="parameter 2 is sparse"):
+        optimizer.step()
+    assert torch.equal(before, dense.weight)
+
+
+def test_complex_and_integer_parameters_are_refused() -> None:
+    for dtype in (torch.complex64, torch.int64):
+        with pytest.raises(TypeError, match=f"{dtype}"):
+            Adafactor([torch.ones(3, dtype=dtype)])
+
+
+def test_flat_parameters_of_fsdp1_are_refused_with_the_way_out() -> None:
+    p = torch.nn.Parameter(torch.ones(8))
+    p._fsdp_flattened = True  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="FSDP2"):
+        Adafactor([p])
+
+
+def test_a_changed_layout_is_refused_with_its_reason() -> None:
+    p = torch.ones(3, 4, requires_grad=True)
+    optimizer = Adafactor([p])
+    p.grad = torch.ones(3, 4)
+    optimizer.step()
+    optimizer.param_groups[0]["factored"] = False
+    with pytest.raises(ValueError, match="`factored` or `axes` changed"):
+        optimizer.step()
+
+
+def test_importing_the_package_imports_torch_and_nothing_else() -> None:
+    code = (
+        "import torch, sys; before = set(sys.modules); import adafactor; "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "['adafactor']"

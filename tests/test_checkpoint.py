@@ -1,0 +1,151 @@
+"""Save, load and continue as if nothing had happened."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import StateDict
+
+from adafactor import Adafactor
+
+KEYWORDS = [{}, {"beta1": 0.9}, {"factored": False, "beta2": 0.99, "beta1": 0.9, "momentum": "gradient"}]
+
+
+def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4)).to(dtype)
+
+
+def train(net: nn.Module, optimizer: Adafactor, steps: range) -> None:
+    dtype = next(net.parameters()).dtype
+    for i in steps:
+        optimizer.zero_grad()
+        data = torch.randn(5, 2, 4, 4, generator=torch.Generator().manual_seed(i)).to(dtype)
+        net(data).square().mean().backward()
+        optimizer.step()
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("stepped", [False, True], ids=["fresh", "after a step of its own"])
+def test_a_loaded_run_continues_bit_for_bit(
+    keywords: dict[str, object], dtype: torch.dtype, stepped: bool, tmp_path: Path
+) -> None:
+    net = model(dtype)
+    optimizer = Adafactor(net.parameters(), **keywords)  # type: ignore[arg-type]
+    train(net, optimizer, range(4))
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    train(net, optimizer, range(4, 8))
+
+    other = model(dtype, seed=1)
+    resumed = Adafactor(other.parameters(), lr=0.5, **keywords)  # type: ignore[arg-type]
+    if stepped:
+        train(other, resumed, range(9, 11))
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    other.load_state_dict(saved["net"])
+    resumed.load_state_dict(saved["optimizer"])
+    assert resumed.param_groups[0]["lr"] == 1e-2, "the groups come from the checkpoint, as in torch.optim"
+    train(other, resumed, range(4, 8))
+    assert same(net, other)
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        for key, value in optimizer.state[p].items():
+            assert torch.equal(value, resumed.state[q][key])
+            assert value.dtype == (torch.float64 if dtype == torch.float64 and key != "step" else torch.float32)
+
+
+def test_loading_copies_so_that_the_source_can_go_on() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+    train(net, optimizer, range(2))
+    twin_net = copy.deepcopy(net)
+    twin = Adafactor(twin_net.parameters())
+    twin.load_state_dict(optimizer.state_dict())
+    train(net, optimizer, range(2, 4))
+    assert int(twin.state[next(twin_net.parameters())]["step"]) == 2
+    train(twin_net, twin, range(2, 4))
+    assert same(net, twin_net)
+
+
+def test_momentum_of_a_checkpoint_stays_when_the_new_optimizer_has_none() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters(), beta1=0.9)
+    train(net, optimizer, range(2))
+    other = copy.deepcopy(net)
+    resumed = Adafactor(other.parameters())  # β₁ comes with the checkpoint's groups
+    resumed.load_state_dict(optimizer.state_dict())
+    train(net, optimizer, range(2, 4))
+    train(other, resumed, range(2, 4))
+    assert same(net, other)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_groups_in_another_order_are_refused(named: bool) -> None:
+    net = model()
+    params = list(net.named_parameters()) if named else list(net.parameters())
+    optimizer = Adafactor([{"params": params[:2]}, {"params": params[2:]}])
+    train(net, optimizer, range(1))
+    other = Adafactor([{"params": params[2:]}, {"params": params[:2]}])
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match="group 0"):
+        other.load_state_dict(optimizer.state_dict())
+    after = other.state_dict()
+    assert before["param_groups"] == after["param_groups"]
+    assert all(torch.equal(before["state"][i][k], after["state"][i][k]) for i in range(4) for k in before["state"][i])
+
+
+def test_names_tell_apart_what_shapes_cannot() -> None:
+    a, b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    saved = Adafactor([("a", a.weight), ("b", b.weight)]).state_dict()
+    with pytest.raises(ValueError, match="holds 'b' where the state dict holds 'a'"):
+        Adafactor([("b", b.weight), ("a", a.weight)]).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_number_of_groups_or_parameters_is_refused(count: int) -> None:
+    saved = Adafactor([{"params": [torch.ones(2, 3)]}, {"params": [torch.ones(2, 3)]}]).state_dict()
+    with pytest.raises(ValueError, match="number of parameter groups"):
+        Adafactor([{"params": [torch.ones(2, 3)]} for _ in range(count)]).load_state_dict(saved)
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        pair = [torch.ones(2, 3), torch.ones(2, 3)]
+        Adafactor([{"params": pair}, {"params": [torch.ones(2, 3)]}]).load_state_dict(saved)
+
+
+def test_hooks_around_loading_see_the_right_things() -> None:
+    net = model(torch.bfloat16)
+    optimizer = Adafactor(net.parameters())
+    train(net, optimizer, range(1))
+    saved = optimizer.state_dict()
+    seen = []
+
+    def before(_: object, given: StateDict) -> StateDict:
+        changed = copy.deepcopy(given)
+        changed["state"][0]["row"].fill_(3.0)
+        return changed
+
+    fresh = Adafactor(model(torch.bfloat16).parameters())
+    fresh.register_load_state_dict_pre_hook(before)
+    fresh.register_load_state_dict_post_hook(lambda o: seen.append(o.state[o.param_groups[0]["params"][0]]["row"]))
+    fresh.load_state_dict(saved)
+    assert seen[0].dtype == torch.float32 and bool((seen[0] == 3.0).all())
+
+
+def test_the_whole_optimizer_survives_torch_save() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+    train(net, optimizer, range(2))
+    buffer = io.BytesIO()
+    torch.save((net, optimizer), buffer)
+    buffer.seek(0)
+    other, resumed = torch.load(buffer, weights_only=False)
+    train(net, optimizer, range(2, 4))
+    train(other, resumed, range(2, 4))
+    assert same(net, other)

@@ -1,0 +1,345 @@
+"""Everything a training script does to an optimizer."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as lrs
+
+from adafactor import Adafactor, schedules
+
+
+class Net(nn.Module):
+    """A small network with matrices and vectors."""
+
+    def __init__(self) -> None:
+        """Two layers with a norm between."""
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 6) to (batch, 3)."""
+        out: Tensor = self.last(self.norm(self.first(x).tanh()))
+        return out
+
+
+def model(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(net: Callable[[Tensor], Tensor], step: int = 0) -> Tensor:
+    return (net(batch(step)) - 1).square().mean()
+
+
+def train(net: Callable[[Tensor], Tensor], optimizer: Optimizer, steps: range | int) -> list[float]:
+    losses = []
+    for i in range(steps) if isinstance(steps, int) else steps:
+        optimizer.zero_grad()
+        loss = loss_of(net, i)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def weights(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_the_defaults_train() -> None:
+    net = model()
+    losses = train(net, Adafactor(net.parameters()), 300)
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_groups_may_differ_in_every_keyword() -> None:
+    """A model with two groups is two models with one group each."""
+    one: dict[str, Any] = {"lr": 3e-3, "factored": "row", "clip": 0.5}
+    two: dict[str, Any] = {"lr_decay": None, "beta1": 0.9, "weight_decay": 0.1, "momentum": "gradient", "beta2": 0.99}
+    two |= {"relative": False, "eps": (1e-20, 1e-2), "maximize": True, "axes": (1, 0), "decay_rate": 0.5}
+    two |= {"on_nonfinite": "raise"}
+    together, apart = model(), model()
+    grouped = Adafactor([{"params": together.first.parameters(), **one}, {"params": together.last.parameters(), **two}])
+    singles = [Adafactor(apart.first.parameters(), **one), Adafactor(apart.last.parameters(), **two)]
+    for i in range(5):
+        for net in (together, apart):
+            net.zero_grad()
+            loss_of(net, i).backward()
+        grouped.step()
+        for optimizer in singles:
+            optimizer.step()
+    assert torch.equal(weights(together), weights(apart))
+
+
+def test_a_group_added_in_mid_run_starts_at_its_own_first_step() -> None:
+    net = model()
+    optimizer = Adafactor(net.first.parameters())
+    train(net, optimizer, 3)
+    optimizer.add_param_group({"params": list(net.last.parameters()), "lr": 1e-3})
+    train(net, optimizer, 2)
+    steps = [int(optimizer.state[p]["step"]) for group in optimizer.param_groups for p in group["params"]]
+    assert steps == [5, 5, 2, 2]
+    assert optimizer.param_groups[1]["lr"] == 1e-3 and optimizer.param_groups[1]["clip"] == 1.0
+
+
+def test_a_bad_group_is_refused_whole() -> None:
+    net = model()
+    optimizer = Adafactor(net.first.parameters())
+    with pytest.raises(ValueError, match="clip=-1"):
+        optimizer.add_param_group({"params": list(net.last.parameters()), "clip": -1})
+    assert len(optimizer.param_groups) == 1 and len(optimizer.state) == 2
+    train(net, optimizer, 1)
+
+
+def test_parameters_without_gradient_and_frozen_ones_stand_still() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+    first = net.first.weight
+    first.requires_grad_(False)
+    before = first.detach().clone()
+    train(net, optimizer, 2)
+    assert torch.equal(first, before) and int(optimizer.state[first]["step"]) == 0
+    first.requires_grad_(True)
+    train(net, optimizer, 2)
+    assert not torch.equal(first, before) and int(optimizer.state[first]["step"]) == 2
+
+
+def test_names_reach_the_report() -> None:
+    net = model()
+    optimizer = Adafactor(net.named_parameters())
+    train(net, optimizer, 3)
+    records = optimizer.report()
+    assert [r.name for r in records] == [name for name, _ in net.named_parameters()]
+    assert all(0.1 < r.rms_update < 3 and r.step_size > 0 and 0 <= r.clip_rate <= 1 for r in records)
+    assert records[0].shape == (8, 6) and records[0].state_bytes == 4 * (8 + 6 + 1)
+    assert all(r.clip_rate != r.clip_rate for r in optimizer.report()), "NaN until the next step"
+
+
+def test_a_closure_is_called_with_gradients_enabled() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(net)
+        loss.backward()
+        return loss.item()
+
+    with torch.no_grad():
+        losses = [optimizer.step(closure) for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def test_maximize_climbs_exactly_as_minimising_the_negative_descends() -> None:
+    for keywords in ({}, {"beta1": 0.9}, {"beta1": 0.9, "momentum": "gradient", "weight_decay": 0.1}):
+        up, down = model(), model()
+        climber = Adafactor(up.parameters(), maximize=True, **keywords)
+        descender = Adafactor(down.parameters(), **keywords)
+        for i in range(4):
+            for net, sign in ((up, 1), (down, -1)):
+                net.zero_grad()
+                (sign * loss_of(net, i)).backward()
+            climber.step()
+            descender.step()
+        assert torch.equal(weights(up), weights(down))
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], lrs.LRScheduler]] = {
+    "LambdaLR": lambda o: lrs.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, lambda epoch: 0.9),
+    "StepLR": lambda o: lrs.StepLR(o, 2),
+    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [1, 3]),
+    "ConstantLR": lambda o: lrs.ConstantLR(o),
+    "LinearLR": lambda o: lrs.LinearLR(o),
+    "ExponentialLR": lambda o: lrs.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lrs.PolynomialLR(o),
+    "CosineAnnealingLR": lambda o: lrs.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: lrs.CyclicLR(o, 1e-4, 1e-2, cycle_momentum=False),
+    "OneCycleLR": lambda o: lrs.OneCycleLR(o, 1e-2, total_steps=10, cycle_momentum=False),
+    "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o), lrs.ExponentialLR(o, 0.9)], [3]),
+    "ChainedScheduler": lambda o: lrs.ChainedScheduler([lrs.LinearLR(o), lrs.ExponentialLR(o, 0.9)]),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 1e-3, anneal_epochs=3),
+    "adafactor.schedules.warmup": schedules.warmup,
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_every_scheduler_sets_the_step_size(make: Callable[[Optimizer], lrs.LRScheduler]) -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters(), relative=False, lr_decay=None)
+    scheduler = make(optimizer)
+    for i in range(6):
+        lr = optimizer.param_groups[0]["lr"]
+        assert isinstance(lr, float)
+        train(net, optimizer, range(i, i + 1))
+        assert optimizer.report()[0].step_size == pytest.approx(lr, rel=1e-12)
+        scheduler.step()
+
+
+def test_reduce_on_plateau_sets_the_step_size() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+    scheduler = lrs.ReduceLROnPlateau(optimizer, patience=0)
+    for _ in range(3):
+        scheduler.step(1.0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+
+
+def test_a_scheduler_that_writes_a_number_into_momentum_is_told_what_to_do() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+    lrs.OneCycleLR(optimizer, 1e-2, total_steps=10)
+    loss_of(net).backward()
+    with pytest.raises(ValueError, match="cycle_momentum=False"):
+        optimizer.step()
+
+
+def test_the_warm_up_is_the_papers_and_can_be_saved() -> None:
+    optimizer = Adafactor(model().parameters(), lr=1.0, lr_decay=None)
+    scheduler = schedules.warmup(optimizer, slope=1e-2)
+    seen = []
+    for _ in range(40):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert seen == pytest.approx([min(1e-2 * t, t**-0.5) for t in range(1, 41)])
+    again = schedules.warmup(Adafactor(model().parameters(), lr=1.0), slope=0.5)
+    again.load_state_dict(scheduler.state_dict())
+    assert again.get_last_lr() == scheduler.get_last_lr()
+    again.optimizer.step()
+    again.step()
+    assert again.get_last_lr()[0] == pytest.approx(42**-0.5)
+    with pytest.raises(ValueError, match="slope=-1"):
+        schedules.warmup(optimizer, slope=-1)
+
+
+def test_accumulated_gradients_are_one_larger_batch() -> None:
+    whole, parts = model(), model()
+    for net, pieces in ((whole, 1), (parts, 4)):
+        net.double()
+        optimizer = Adafactor(net.parameters())
+        for i in range(3):
+            data = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
+            optimizer.zero_grad()
+            for piece in data.chunk(pieces):
+                ((net(piece) - 1).square().mean() / pieces).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+    torch.testing.assert_close(weights(whole), weights(parts), rtol=1e-9, atol=1e-12)
+
+
+def test_grad_scaler_and_autocast() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    losses = []
+    for i in range(30):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(net, i)
+        scaler.scale(loss).backward()
+        if i == 5:
+            assert net.first.weight.grad is not None
+            net.first.weight.grad[0, 0] = float("inf")
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        before = weights(net)
+        scaler.step(optimizer)
+        assert torch.equal(before, weights(net)) == (i == 5), "the scaler leaves out the step it found infinite"
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] and scaler.get_scale() == 2.0**9
+
+
+def test_step_hooks_run_around_the_step() -> None:
+    net, calls = model(), []
+    optimizer = Adafactor(net.parameters())
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(net, optimizer, 1)
+    assert calls == ["before", "after"]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_goes_its_own_way_to_the_same_place(
+    copied: Callable[[object], tuple[nn.Module, Adafactor]],
+) -> None:
+    net = model()
+    optimizer = Adafactor(net.named_parameters(), beta1=0.9, backend="eager")
+    train(net, optimizer, 3)
+    other, twin = copied((net, optimizer))
+    assert twin.backend == "eager"
+    train(net, optimizer, range(3, 6))
+    assert not torch.equal(weights(net), weights(other))
+    train(other, twin, range(3, 6))
+    assert torch.equal(weights(net), weights(other))
+    assert twin.report()[0].name == "first.weight"
+
+
+def test_momentum_switched_on_in_mid_run() -> None:
+    net = model()
+    optimizer = Adafactor(net.parameters())
+    train(net, optimizer, 2)
+    optimizer.param_groups[0]["beta1"] = 0.9
+    train(net, optimizer, 2)
+    assert "momentum" in optimizer.state[net.first.weight]
+
+
+def test_an_edit_between_steps_is_honoured() -> None:
+    edited, fresh = model(), model()
+    optimizers = [Adafactor(net.parameters()) for net in (edited, fresh)]
+    train(edited, optimizers[0], 2)
+    train(fresh, optimizers[1], 2)
+    for net in (edited, fresh):
+        net.first.weight.data.mul_(7)
+    version = edited.first.weight._version
+    train(edited, optimizers[0], range(2, 3))
+    assert optimizers[0].report()[0].rms_parameter == pytest.approx(
+        float(fresh.first.weight.detach().square().mean().sqrt())
+    )
+    assert edited.first.weight._version > version
+
+
+def test_gradients_are_left_as_they_were() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        net = model().to(dtype)
+        (net(batch(0).to(dtype)) - 1).square().mean().backward()
+        before = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+        Adafactor(net.parameters(), weight_decay=0.1, beta1=0.5).step()
+        after = [p.grad for p in net.parameters() if p.grad is not None]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_model_moved_after_the_optimizer_was_made_takes_its_state_along() -> None:
+    net = model().to("meta")
+    optimizer = Adafactor(net.parameters(), beta1=0.9)
+    for p in net.parameters():
+        optimizer.state[p] = {key: torch.zeros_like(v, device="cpu") for key, v in optimizer.state[p].items()}
+        p.grad = torch.empty_like(p)
+    optimizer.step()
+    assert {v.device.type for p in net.parameters() for v in optimizer.state[p].values()} == {"meta"}
+
+
+def test_the_model_may_be_compiled_and_the_step_is_not_in_its_way() -> None:
+    net = model()
+    compiled = torch.compile(net, backend="eager")
+    plain = model()
+    optimizers = Adafactor(net.parameters()), Adafactor(plain.parameters())
+    train(compiled, optimizers[0], 3)
+    train(plain, optimizers[1], 3)
+    assert torch.equal(weights(net), weights(plain))
