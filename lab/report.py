@@ -148,7 +148,8 @@ def _sweep(records: list[Record]) -> str:
         "<h2>Stability: which row survives how large a step</h2>"
         f"<p>No warm-up. A {shape.norm}-norm model of {shape.layers} + {shape.layers} layers, width "
         f"{shape.width}, {steps} steps. Dev loss at the end, at most that of a fresh model, the mean over seeds. "
-        "Sensitivity is the mean over the sweep of that loss minus the row's best (Wortsman et al., 2023): lower is more stable.</p>"
+        "Sensitivity is the mean over the sweep of that loss minus the row's best "
+        "(Wortsman et al., 2023): lower is more stable.</p>"
         f'<div class="charts">{"".join(charts)}</div>' + _table(heads, table, words=2)
     )
 

@@ -1,0 +1,150 @@
+"""The corpus: cleaning rules, splitting, the generated task."""
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from lab import corpus, generated
+from lab.clean import Pair, clean, key, normalise, pairs_of, refusal, sentences
+from lab.sources import Aligned, package_family, read_descriptions, read_dictionary, read_help
+from lab.split import leaks, place, split
+
+GOOD = ("Select the cells that you want to print.", "Wählen Sie die Zellen aus, die Sie drucken möchten.")
+
+
+@pytest.mark.parametrize(
+    ("english", "german", "reason"),
+    [
+        (*GOOD, None),
+        ("Too short.", "Zu kurz.", "length"),
+        ("Open the file now.", "Öffnen Sie " + "jetzt gleich " * 12 + "die Datei.", "length"),
+        ("Press <b>Enter</b> to continue now.", "Drücken Sie die <b>Eingabetaste</b>.", "markup"),
+        ("See http://example.org for more details.", "Siehe http://example.org für weitere Details.", "markup"),
+        ("Call the function get_name now please.", "Rufen Sie jetzt die Funktion get_name auf.", "markup"),
+        ("1 2 3 4 5 6 and 7 8 9", "1 2 3 4 5 6 und 7 8 9", "letters"),
+        ("The word слово is not Latin here.", "Das Wort слово ist hier nicht lateinisch.", "letters"),
+        ("The list has 12 entries in it.", "Die Liste enthält 13 verschiedene Einträge.", "digits"),
+        ("Do you want to save it?", "Sie wollen das jetzt speichern.", "ending"),
+        ("Adobe Photoshop Express Reader Tool", "Adobe Photoshop Express Reader Werkzeug", "copy"),
+        ("Das ist nicht der Anfang von dem Satz.", "Wählen Sie die Zellen für den Druck aus.", "language"),
+    ],
+)
+def test_each_rule_refuses_what_it_is_for(english: str, german: str, reason: str | None) -> None:
+    assert refusal(Pair("lo", "page", english, german)) == reason
+
+
+@pytest.mark.parametrize(
+    ("english", "german", "kept"),
+    [
+        ("He came home late.", "Er kam spät nach Hause.", True),
+        ("to come home late", "spät nach Hause kommen", False),
+        ("He gave sth. to his friend.", "Er gab seinem Freund etw. davon.", False),
+        ("He came/went home late.", "Er kam spät nach Hause.", False),
+    ],
+)
+def test_the_dictionary_gives_full_sentences_only(english: str, german: str, kept: bool) -> None:
+    assert (refusal(Pair("ding", "entry", english, german)) is None) == kept
+
+
+def test_quotes_dashes_and_spaces_have_one_form() -> None:
+    assert normalise("„Ja“ – sagte\u00a0er,  ‚nein‘") == "\"Ja\" - sagte er, 'nein'"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("One. Two.", 2), ("See e.g. Chapter two. Then go.", 2), ("Am 3. Mai ist Ruhe. Gut.", 2), ("Really? Yes!", 2)],
+)
+def test_sentences_end_at_stops_but_not_at_abbreviations(text: str, count: int) -> None:
+    assert len(sentences(text)) == count
+
+
+def test_sentences_are_paired_only_when_both_sides_have_as_many() -> None:
+    same = list(pairs_of(Aligned("lo", "page", "One here. Two there.", "Eins hier. Zwei dort.")))
+    other = list(pairs_of(Aligned("lo", "page", "One here. Two there.", "Eins hier, zwei dort.")))
+    assert [(p.english, p.german) for p in same] == [("One here.", "Eins hier."), ("Two there.", "Zwei dort.")]
+    assert [p.english for p in other] == ["One here. Two there."]
+
+
+def test_duplicates_on_either_side_are_dropped() -> None:
+    again = ("Select the CELLS that you want to print!", "Ein ganz anderer Satz steht hier auf Deutsch!")
+    kept, refused = clean([Aligned("lo", "a", *GOOD), Aligned("lo", "b", *again)])
+    assert len(kept) == 1
+    assert refused["duplicate"] == 1
+    assert key("Page 12, now!") == key("page 7 now")
+
+
+def test_the_three_sources_are_aligned(tmp_path: Path) -> None:
+    for language, text in (("en", "Press <span class='x'>Ctrl</span> now."), ("de", "Jetzt drücken.")):
+        (tmp_path / language).mkdir()
+        mac = '<span hidden="true" class="MAC"><span class="emph">Command</span></span>'
+        (tmp_path / language / "page.html").write_text(f'<p id="par_1" dir="auto">{mac}{text}</p>')
+        (tmp_path / f"{language}.txt").write_text(
+            f"Package: libfoo2-dev\nDescription-md5: 00\nDescription-{language}: headline\n"
+            f" {text[:5]}\n end.\n .\n more\n"
+        )
+    (tmp_path / "ding").write_text("Haus {n} | Er geht nach Hause. :: house | He goes home.\n")
+    assert [p.english for p in read_help(tmp_path / "en", tmp_path / "de")] == ["Press Ctrl now."]
+    found = list(read_descriptions(tmp_path / "en.txt", tmp_path / "de.txt"))
+    assert [(p.document, p.english.strip()) for p in found] == [("foo", "Press end."), ("foo", "more")]
+    assert [p.german for p in read_dictionary(tmp_path / "ding")] == ["Er geht nach Hause."]
+    assert package_family("foo-doc") == package_family("libfoo1") == "foo"
+
+
+def _documents() -> list[Pair]:
+    """Documents of five sentences of random words; every tenth sentence also stands in the next document."""
+    draw = random.Random(0)
+    words = ["".join(letters) for letters in itertools.product("abcdefg", repeat=3)]
+    pairs: list[Pair] = []
+    for i in range(3000):
+        english, german = (" ".join(draw.choices(words, k=8)) + "." for _ in range(2))
+        if i % 10 == 9:
+            english, german = pairs[i - 5].english, pairs[i - 5].german
+        pairs.append(Pair("lo", f"document {i // 5}", english, german))
+    return pairs
+
+
+def test_no_document_is_in_two_parts_and_no_held_out_sentence_leaks() -> None:
+    parts = split(_documents(), {"dev": 1000, "test": 2000})
+    names = {part: {pair.document for pair in pairs} for part, pairs in parts.items()}
+    assert all(parts.values())
+    assert not names["train"] & (names["dev"] | names["test"])
+    assert not names["dev"] & names["test"]
+    for part in ("dev", "test"):
+        assert not leaks([p.english for p in parts[part]], [p.english for p in parts["train"]])
+        assert not leaks([p.german for p in parts[part]], [p.german for p in parts["train"]])
+
+
+def test_a_sentence_leaks_when_half_its_four_grams_are_in_one_training_sentence() -> None:
+    held = ["a b c d e f g", "p q r s t u v"]
+    assert leaks(held, ["x a b c d e y"]) == {0}  # two of four
+    assert leaks(held, ["x a b c d y", "y b c d e x"]) == set()  # one in each
+    assert leaks(held, ["P, q r s t u!"]) == {1}
+
+
+def test_the_place_of_a_document_is_the_same_everywhere() -> None:
+    places = [place(Pair("lo", f"document {i}", "", "")) for i in range(2000)]
+    assert [places.count(part) for part in ("train", "dev", "test")] == [1850, 47, 103]
+
+
+def test_the_generated_task_is_right_and_repeatable() -> None:
+    assert generated.english_number(421) == "four hundred and twenty-one"
+    assert generated.german_number(421) == "vier hundert ein und zwanzig"
+    assert generated.german_number(1001) == "ein tausend eins"
+    assert generated.pairs(50, seed=1) == generated.pairs(50, seed=1)
+    loaded = corpus.generated_corpus()
+    assert not {p.english for p in loaded.train} & {p.english for p in loaded.dev + loaded.test}
+
+
+def test_own_files_are_read_and_checked(tmp_path: Path) -> None:
+    paths = {}
+    for part in corpus.PARTS:
+        paths[part] = (tmp_path / f"{part}.en", tmp_path / f"{part}.de")
+        paths[part][0].write_text("one\ntwo\n")
+        paths[part][1].write_text("eins\nzwei\n")
+    loaded = corpus.load("own", tmp_path, corpus.OwnFiles(paths))
+    assert [pair.german for pair in loaded.test] == ["eins", "zwei"]
+    paths["dev"][1].write_text("eins\n")
+    with pytest.raises(ValueError, match="dev: dev.en has 2 lines, dev.de 1"):
+        corpus.load("own", tmp_path, corpus.OwnFiles(paths))

@@ -1,0 +1,220 @@
+"""Runs: rows and schedule, resuming, locks, divergence, the report."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lab import experiments
+from lab.corpus import Corpus, generated_corpus
+from lab.files import LockedError, locked
+from lab.model import Transformer
+from lab.pool import command, record_path, run_missing
+from lab.presets import SCALES, Job
+from lab.report import render
+from lab.results import sensitivity
+from lab.table import ROWS, TABLE_2, make_optimizer, schedule, state_bytes
+from lab.train import Options, Progress, has_diverged, run, run_folder, thin
+
+TINY = SCALES["tiny"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    torch.set_num_threads(1)
+    return generated_corpus()
+
+
+def _job(row: str = "O", **changes: Any) -> Job:
+    return Job(row, replace(TINY, **changes), warmup=False, corpus="generated")
+
+
+def test_table_2_has_44_runs_and_the_papers_scores() -> None:
+    jobs = experiments.table_2(SCALES["mini"])
+    assert len(jobs) == len({job.name for job in jobs}) == 44
+    assert [row.warm for row in TABLE_2[:5]] == [25.6, 25.4, 25.4, 25.2, 0.3]
+    assert sum(math.isnan(row.cold) for row in TABLE_2) == 4
+    assert len({job.name for job in experiments.everything()}) == len(experiments.everything())
+
+
+@pytest.mark.parametrize("steps", [100_000, 1000])
+def test_the_schedule_has_the_papers_shape_at_any_length(steps: int) -> None:
+    knee = steps // 10
+    for warmup in (True, False):
+        values = [schedule(step, steps, warmup) for step in range(1, steps + 1)]
+        assert max(values) == pytest.approx(1e-2)
+        assert values[knee - 1] == pytest.approx(1e-2)
+        assert values[-1] == pytest.approx(100_000**-0.5)
+        assert values[knee // 2 - 1] == pytest.approx(5e-3 if warmup else 1e-2)
+
+
+def test_the_paper_schedule_is_unchanged_at_its_own_length() -> None:
+    assert schedule(400, 100_000, warmup=True) == pytest.approx(400e-6)
+    assert schedule(40_000, 100_000, warmup=True) == pytest.approx(1 / 200)
+
+
+def test_rows_keep_as_much_state_as_the_paper_says() -> None:
+    model = Transformer(TINY.shape, 400)
+    weights = sum(p.nbytes for p in model.parameters())
+    size = {name: state_bytes(make_optimizer(ROWS[name], model.named_parameters())) for name in "ABCDNO"}
+    assert size["A"] == pytest.approx(weights, rel=0.01)
+    assert size["B"] == pytest.approx(2 * weights, rel=0.01)
+    assert size["O"] == size["C"] < 0.1 * weights
+    assert size["D"] < size["C"]
+    assert size["N"] == size["A"]
+
+
+def test_a_run_learns_is_recorded_and_is_not_repeated(corpus: Corpus, tmp_path: Path) -> None:
+    job = _job()
+    record = run(job, corpus, Options(tmp_path))
+    assert record["train_loss"] < 0.6 * record["initial_loss"]
+    assert record["bleu"]["test"]["signature"].startswith("nrefs:1")
+    assert len(record["rms_update"]["values"]) == TINY.steps
+    steps: list[Progress] = []
+    assert run(job, corpus, Options(tmp_path, on_progress=steps.append)) == record
+    assert not steps
+
+
+class _Stopped(Exception):
+    pass
+
+
+def test_a_stopped_run_continues_to_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
+    job = replace(_job(dev=0, test=0, shape=replace(TINY.shape, dropout=0.1)), row="P")
+    whole = run(job, corpus, Options(tmp_path / "whole"))
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 20:
+            raise _Stopped
+
+    with pytest.raises(_Stopped):
+        run(job, corpus, Options(tmp_path / "parts", checkpoint_seconds=0, on_progress=stop))
+    again = run(job, corpus, Options(tmp_path / "parts"))
+    assert again["curve"] == whole["curve"]
+    assert again["rms_update"] == whole["rms_update"]
+    _same_weights(run_folder(job, tmp_path / "whole"), run_folder(job, tmp_path / "parts"))
+
+
+def _same_weights(one: Path, other: Path) -> None:
+    first, second = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_killed_process_continues_to_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
+    job = Job("B", TINY, warmup=True, corpus="generated")
+    run(job, corpus, Options(tmp_path / "whole"))
+    cache = tmp_path / "killed"
+    words = [*command(job, tmp_path, cache), "--checkpoint-seconds", "0"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    checkpoint = run_folder(job, cache) / "checkpoint.pt"
+    with subprocess.Popen(words, cwd=ROOT, env=environment) as process:
+        end = time.monotonic() + 60
+        while not checkpoint.exists() and time.monotonic() < end:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert checkpoint.exists()
+    assert not (run_folder(job, cache) / "record.json").exists()
+    run(job, corpus, Options(cache))
+    _same_weights(run_folder(job, tmp_path / "whole"), run_folder(job, cache))
+
+
+def test_two_runs_at_once_do_not_touch_each_other(corpus: Corpus, tmp_path: Path) -> None:
+    job = _job()
+    with locked(run_folder(job, tmp_path) / "lock"), pytest.raises(LockedError):
+        run(job, corpus, Options(tmp_path))
+    assert not (run_folder(job, tmp_path) / "config.json").exists()
+
+
+def test_a_diverged_run_stops_early_and_says_so(corpus: Corpus, tmp_path: Path) -> None:
+    job = replace(_job("Q300", dev=5, test=5), multiplier=1e6)
+    record = run(job, corpus, Options(tmp_path))
+    assert record["diverged"]
+    assert record["steps"] < TINY.steps
+    assert record["dev_loss"] is None
+    assert record["bleu"] == {}
+    json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverged"),
+    [([5.0], False), ([math.nan], True), ([math.inf], True), ([40.0] * 9, False), ([40.0] * 10, True)],
+)
+def test_divergence_is_no_number_or_ten_huge_losses(losses: list[float], diverged: bool) -> None:
+    assert has_diverged(losses, initial=8.0) == diverged
+
+
+def test_another_configuration_is_another_run(corpus: Corpus, tmp_path: Path) -> None:
+    short = run(_job(steps=5, dev=0, test=0), corpus, Options(tmp_path))
+    longer = run(_job(steps=8, dev=0, test=0), corpus, Options(tmp_path))
+    assert (short["steps"], longer["steps"]) == (5, 8)
+
+
+def test_the_pool_runs_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
+    jobs = [Job("B", TINY, True, corpus="generated"), Job("O", TINY, False, corpus="generated")]
+    assert run_missing(jobs, tmp_path / "records", tmp_path) == []
+    texts = [record_path(job, tmp_path / "records").read_text() for job in jobs]
+    assert run_missing(jobs, tmp_path / "records", tmp_path) == []
+    assert [record_path(job, tmp_path / "records").read_text() for job in jobs] == texts
+    page = render([json.loads(text) for text in texts])
+    assert page.count("<h2>") == 3
+    assert "nrefs:1" in page
+
+
+def test_the_report_shows_each_table_and_figure_it_has_records_for() -> None:
+    page = render(list(_fake_records()))
+    for title in ("Table 2", "Stability", "Figure 1", "Table 3", "Memory", "Settings"):
+        assert f"<h2>{title}" in page
+    assert "diverged" in page
+    assert "http" not in page
+    assert "no records yet" in render([])
+
+
+def _fake_records() -> Any:
+    jobs = [
+        *experiments.table_2(SCALES["mini"]),
+        *experiments.table_3(SCALES["mini"]),
+        *experiments.sweep(SCALES["deep"]),
+    ]
+    for number, job in enumerate(jobs):
+        score = {"all": 5.0, "domains": {"lo": 5.0}, "sentences": 1, "signature": "s", "samples": []}
+        yield {
+            "name": job.name, "config": job.config(), "diverged": number % 9 == 8, "steps": 10, "initial_loss": 8.0,
+            "train_loss": 5.0, "dev_loss": None if number % 9 == 8 else 5.0 + number % 5,
+            "bleu": {} if number % 9 == 8 else {"test": score}, "curve": [[1, 8.0], [10, 5.0]],
+            "rms_update": {"parameter": "w", "values": [[1, 1.0], [10, 1.5]]}, "state_bytes": 10,
+            "parameter_bytes": 100, "tokens_per_second": 1000, "train_seconds": 1.0, "evaluate_seconds": 1.0,
+            "corpus": {"name": "debian", "fingerprint": "0"}, "commit": None, "versions": {"torch": "0"},
+        }  # fmt: skip
+
+
+def test_sensitivity_is_the_mean_distance_from_the_best() -> None:
+    assert sensitivity([(0.1, 6.0), (1.0, 4.0), (10.0, 8.0)]) == pytest.approx(2.0)
+
+
+def test_curves_are_thinned() -> None:
+    assert thin([1.0, 3.0]) == [[1, 1.0], [2, 3.0]]
+    assert len(thin([float(i) for i in range(1050)])) <= 100
+    assert thin([1.0, math.nan]) == [[1, 1.0]]
+
+
+def test_help_is_given_for_every_command() -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "lab", "--help"]
+    text = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    for name in ("corpus", "demo", "run", "table", "sweep", "figure", "report", "translate", "reproduce"):
+        assert f"    {name}" in text
