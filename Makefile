@@ -20,7 +20,7 @@ lint: .venv/ready .venv/integrations
 	$(BIN)/mypy
 
 bench: .venv/ready
-	$(BIN)/python bench/eager.py
+	$(BIN)/python bench/gpt2.py
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

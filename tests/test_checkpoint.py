@@ -105,7 +105,7 @@ def test_groups_in_another_order_are_refused(named: bool) -> None:
 def test_names_tell_apart_what_shapes_cannot() -> None:
     a, b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
     saved = Adafactor([("a", a.weight), ("b", b.weight)]).state_dict()
-    with pytest.raises(ValueError, match="holds 'b' where the state dict holds 'a'"):
+    with pytest.raises(ValueError, match="has 'b' where the state dict has 'a'"):
         Adafactor([("b", b.weight), ("a", a.weight)]).load_state_dict(saved)
 
 
@@ -149,3 +149,12 @@ def test_the_whole_optimizer_survives_torch_save() -> None:
     train(net, optimizer, range(2, 4))
     train(other, resumed, range(2, 4))
     assert same(net, other)
+
+
+def test_a_wrapper_may_prefix_the_names() -> None:
+    net = model()
+    optimizer = Adafactor([(f"_orig_mod.{name}", p) for name, p in net.named_parameters()])
+    train(net, optimizer, range(2))
+    fresh = Adafactor(net.named_parameters())
+    fresh.load_state_dict(optimizer.state_dict())
+    assert int(fresh.state[next(net.parameters())]["step"]) == 2

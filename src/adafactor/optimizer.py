@@ -153,6 +153,11 @@ class Adafactor(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()
+        return loss
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
+    def _step(self) -> None:
         updates = self._updates()
         kernel = choose(self.backend)
         # those that may raise go first and together, so that nothing has changed when they do
@@ -162,7 +167,6 @@ class Adafactor(Optimizer):
             if u.settings.on_nonfinite != "raise":
                 skipped += step([u], kernel)  # one by one: it stays in the cache from walk to walk
         self._warn(skipped)
-        return loss
 
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
@@ -228,24 +232,23 @@ class Adafactor(Optimizer):
                 f"skipped {skipped[0].name} (shape {tuple(skipped[0].x.shape)}): its gradient is not finite. "
                 "The parameter and its state are as they were; report() counts such steps. Warning once.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=8,
             )
 
     def _matching(self, state_dict: StateDict) -> StateDict:
-        """The same state dict, if it fits this optimizer; a ValueError that says where it does not otherwise."""
-        if len(state_dict["param_groups"]) != len(self.param_groups):
+        """The same state dict if it fits this optimizer; else a ValueError that says where it does not."""
+        groups, saved_groups = self.param_groups, state_dict["param_groups"]
+        if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
             return state_dict  # torch says so itself
-        for number, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            names, saved_names = group.get("param_names"), saved.get("param_names")
-            if names and saved_names and names != saved_names:
-                wrong = [pair for pair in zip(names, saved_names, strict=False) if pair[0] != pair[1]]
-                raise ValueError(
-                    f"group {number} of the optimizer holds {wrong[0][0]!r} where the state dict holds {wrong[0][1]!r}"
-                    if wrong
-                    else f"group {number} has {len(names)} parameters and {len(saved_names)} in the state dict"
-                )
+        # The same names in another order: a mistake. Other names: a wrapper's prefix, or nothing to go by
+        named = all("param_names" in group for group in [*groups, *saved_groups])
+        ours = [name for group in groups for name in group["param_names"]] if named else []
+        theirs = [name for group in saved_groups for name in group["param_names"]] if named else []
+        for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
             settings = Settings.of({**group, **saved})
-            for p, key, name in zip(group["params"], saved["params"], _names(group), strict=False):
+            for p, key, name in zip(group["params"], saved["params"], _names(group), strict=True):
+                if sorted(ours) == sorted(theirs) and ours and (held := theirs[ours.index(name)]) != name:
+                    raise ValueError(f"group {number} of the optimizer has {name!r} where the state dict has {held!r}")
                 if state := state_dict["state"].get(key):
                     _check_shapes(state, _layout(p, settings), f"{name} (group {number})")
         return state_dict
