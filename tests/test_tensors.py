@@ -84,12 +84,12 @@ def test_channels_last_convolutions_match_the_oracle() -> None:
 def test_blocks_follow_the_memory_and_cover_the_tensor_once(kind: str) -> None:
     from adafactor.kernels.eager import blocks
 
-    t = strided(torch.zeros(3, 500, 700), kind)
+    t = strided(torch.zeros(3, 1000, 700), kind)
     pieces = list(blocks(t))
     assert len(pieces) > 1
     for piece in pieces:
         t[piece] += 1
-        assert t[piece].numel() <= 2**18
+        assert t[piece].numel() <= 2**20
     assert bool((t == 1).all())
 
 

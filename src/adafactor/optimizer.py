@@ -166,7 +166,8 @@ class Adafactor(Optimizer):
         for u in updates:
             if u.settings.on_nonfinite != "raise":
                 skipped += step([u], kernel)  # one by one: it stays in the cache from walk to walk
-        self._warn(skipped)
+        if skipped:
+            self._warn_once(skipped[0])
 
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
@@ -178,6 +179,8 @@ class Adafactor(Optimizer):
             for p, name in zip(group["params"], _names(group), strict=True):
                 size = sum(v.nbytes for v in self.state[p].values() if isinstance(v, Tensor))
                 records.append(self._trace(p).record(name, tuple(p.shape), size))
+        if any(record.skipped for record in records):
+            self._warn_once(next(record for record in records if record.skipped))
         return records
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -225,12 +228,12 @@ class Adafactor(Optimizer):
     def _trace(self, p: Tensor) -> Trace:
         return self._traces.setdefault(p, Trace())
 
-    def _warn(self, skipped: list[Update]) -> None:
-        if skipped and not self._warned:
+    def _warn_once(self, first: Update | Record) -> None:
+        if not self._warned:
             self._warned = True
             warnings.warn(
-                f"skipped {skipped[0].name} (shape {tuple(skipped[0].x.shape)}): its gradient is not finite. "
-                "The parameter and its state are as they were; report() counts such steps. Warning once.",
+                f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
+                "are as they were; report() counts such steps. This is said once.",
                 RuntimeWarning,
                 stacklevel=8,
             )

@@ -52,6 +52,11 @@ class Update:
     scale: Tensor | None = None  # αₜ / max(1, RMS(U)/d), negative to maximise
     decay: Tensor | None = None  # 1 − ρₜ·λ
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(self.x.shape)
+
 
 def step(bucket: list[Update], kernel: Kernel) -> list[Update]:
     """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
@@ -73,8 +78,8 @@ def admit(u: Update) -> bool:
         return True
     if u.settings.on_nonfinite == "raise" and not u.finite:
         raise FloatingPointError(
-            f"the gradient of {u.name} (shape {tuple(u.x.shape)}) has a NaN, an infinity, or an entry whose square "
-            f"overflows {u.rows.dtype if u.rows is not None else u.x.dtype}; nothing was updated"
+            f"the gradient of {u.name} (shape {u.shape}) has a NaN, an infinity, or an entry whose square "
+            f"overflows {statistics_dtype(u.x.dtype)}; nothing was updated"
         )
     u.trace.skipped = u.trace.skipped + ~u.finite
     if u.finite.is_cpu:
