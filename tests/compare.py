@@ -1,6 +1,6 @@
 """Runs `Adafactor` and the oracle over the same gradients and measures how far apart they end.
 
-`python tests/compare.py` prints the oracle table of the docs: rows of Table 2 × shapes × dtypes, largest error.
+`python -m tests.compare` prints the oracle table of the docs: rows of Table 2 × shapes × dtypes, largest error.
 """
 
 from __future__ import annotations

@@ -1,0 +1,44 @@
+"""What the documents say is there and runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(code, id=f"{path.name} {number}")
+    for path in DOCUMENTS
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.S))
+]
+
+
+def test_every_test_that_the_paper_map_names_exists() -> None:
+    defined = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    named = set(re.findall(r"`(test_\w+)", (ROOT / "docs" / "paper.md").read_text()))
+    assert len(named) > 15 and named <= defined, named - defined
+
+
+def test_every_function_that_the_paper_map_names_exists() -> None:
+    from adafactor import equations
+
+    text = (ROOT / "docs" / "paper.md").read_text().split("## Equations and claims")[1].split("## Tables")[0]
+    rows = [line.split("|")[2] for line in text.splitlines() if line.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    assert len(named) > 5 and all(hasattr(equations, name) for name in named), named
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_every_code_block_runs(code: str) -> None:
+    exec(compile(code, "block", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_between_documents_leads_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
