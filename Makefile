@@ -3,10 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo reproduce test test-all lint bench clean
 
 demo: .venv/ready
-	$(BIN)/python examples/characters.py
+	$(BIN)/python -m lab demo
+
+# All of the paper's experiments: hours. Stop it at any time; it continues where it was.
+reproduce: .venv/ready
+	$(BIN)/python -m lab reproduce
+	$(BIN)/python -m lab report
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
