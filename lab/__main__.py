@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         several.add_argument("--scale", choices=list(SCALES), default="mini")
         several.add_argument("--seed", type=int, default=0)
     sweep = _command(add("sweep", help="stability: final loss over the step size"), commands.run_sweep)
-    sweep.add_argument("--scale", choices=list(SCALES), default="deep")
+    sweep.add_argument("--scale", choices=list(SCALES), default="hard")
     sweep.add_argument("--seed", type=int, default=0)
     _command(add("reproduce", help="everything that is missing, two processes at a time"), commands.reproduce)
 

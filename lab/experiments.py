@@ -44,8 +44,8 @@ def headline(seed: int = 0) -> list[Job]:
 
 def everything() -> list[Job]:
     """All of the reproduction in the order it is run; each job once."""
-    mini, deep = SCALES["mini"], SCALES["deep"]
+    mini, hard = SCALES["mini"], SCALES["hard"]
     second = [job for job in table_2(mini, seed=1) if job.row in SECOND_SEED_ROWS]
-    jobs = [*table_2(mini), *sweep(deep), *table_3(mini), *figure(mini), *headline()]
-    jobs += [*second, *table_3(mini, seed=1), *sweep(deep, seed=1)]
+    jobs = [*table_2(mini), *sweep(hard), *table_3(mini), *figure(mini), *headline()]
+    jobs += [*second, *table_3(mini, seed=1), *sweep(hard, seed=1)]
     return list({job.name: job for job in jobs}.values())

@@ -116,7 +116,7 @@ def _table_2(records: list[Record]) -> str:
 
 
 def _sweep(records: list[Record]) -> str:
-    curves = {row: results.sweep_curve(results.select(records, "deep", row=row, warmup=False)) for row in SWEEP_ROWS}
+    curves = {row: results.sweep_curve(results.select(records, "hard", row=row, warmup=False)) for row in SWEEP_ROWS}
     curves = {row: curve for row, curve in curves.items() if len(curve) > 1}
     if not curves:
         return ""
@@ -130,7 +130,7 @@ def _sweep(records: list[Record]) -> str:
         lines = [Line("row A", curves["A"], "faint")] if row != "A" and "A" in curves else []
         lines.append(Line(ROWS[row].describe(), curve, "c0"))
         charts.append(chart.svg(lines, sorted(set(xs)), ticks(*chart.y_range)))
-    warm = results.sweep_curve(results.select(records, "deep", row="A", warmup=True))
+    warm = results.sweep_curve(results.select(records, "hard", row="A", warmup=True))
     table = [
         [
             row,
@@ -143,7 +143,7 @@ def _sweep(records: list[Record]) -> str:
     if len(warm) > 1:
         table[-1][1] += ", with warm-up"
     heads = ["", "optimizer", *(f"×{x:g}" for x in sorted(set(xs))), "sensitivity"]
-    shape, steps = SCALES["deep"].shape, SCALES["deep"].steps
+    shape, steps = SCALES["hard"].shape, SCALES["hard"].steps
     return (
         "<h2>Stability: which row survives how large a step</h2>"
         f"<p>No warm-up. A {shape.norm}-norm model of {shape.layers} + {shape.layers} layers, width "

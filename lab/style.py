@@ -14,7 +14,7 @@ p { max-width: 46rem; margin: .4rem 0 .8rem; }
 li { margin-bottom: .9rem; }
 code { font-size: .9em; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .86rem; }
+table { border-collapse: collapse; font-size: .86rem; min-width: 34rem; }
 th, td { padding: .28rem .7rem .28rem 0; border-bottom: 1px solid var(--line);
   text-align: left; vertical-align: top; }
 th { color: var(--soft); font-weight: 600; }
@@ -29,7 +29,7 @@ polyline { fill: none; stroke-width: 1.8; stroke: currentColor; }
 circle { fill: currentColor; }
 .c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); } .c3 { color: var(--c3); }
 .faint { color: var(--soft); } .faint polyline { stroke-dasharray: 4 3; }
-figcaption { font-size: .8rem; } .key { margin-right: 1em; white-space: nowrap; }
+figcaption { font-size: .8rem; } .key { margin-right: 1em; }
 .key::before { content: "— "; }
 .bar { display: inline-block; height: .7em; min-width: 1px; background: var(--c0); }
 """

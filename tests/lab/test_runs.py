@@ -188,7 +188,7 @@ def _fake_records() -> Any:
     jobs = [
         *experiments.table_2(SCALES["mini"]),
         *experiments.table_3(SCALES["mini"]),
-        *experiments.sweep(SCALES["deep"]),
+        *experiments.sweep(SCALES["hard"]),
     ]
     for number, job in enumerate(jobs):
         score = {"all": 5.0, "domains": {"lo": 5.0}, "sentences": 1, "signature": "s", "samples": []}
