@@ -81,7 +81,7 @@ _ENGLISH = frozenset(
     "the of and to is that for with you this are be or as it from by can not your which on have".split()
 )
 _GERMAN = frozenset(
-    "der die das und ist den dem des ein eine einen einer für mit von auf sie nicht zu sich wird im".split()
+    "der die das und ist den dem des ein eine einen einer für mit von auf sie nicht zu sich wird werden oder im".split()
 )
 
 
