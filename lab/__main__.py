@@ -17,7 +17,11 @@ def main() -> int:
     """Read the arguments and do what they ask for."""
     arguments = parser().parse_args()
     work: Callable[[argparse.Namespace], int] = arguments.work
-    return work(arguments)
+    try:
+        return work(arguments)
+    except KeyboardInterrupt:
+        print("\nStopped. The same command continues where it was.")
+        return 130
 
 
 def parser() -> argparse.ArgumentParser:

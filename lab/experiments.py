@@ -7,7 +7,7 @@ from .table import TABLE_2, TABLE_3
 
 SWEEP_ROWS = ("A", "B", "C", "H", "J", "K", "L", "N", "O", "P")
 # Of the paper's step size, in factors of about 3 from well below the best to clear failure.
-SWEEP_MULTIPLIERS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+SWEEP_MULTIPLIERS = (0.3, 1.0, 3.0, 10.0, 30.0)
 # Figure 1 compares the two first; the two last are the remedies, clipping and an increasing decay rate.
 FIGURE_ROWS = ("G", "A", "H", "L")
 # What the conclusions rest on has a second seed.

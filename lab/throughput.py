@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ class Reference(nn.Module):
         super().__init__()
         self.width = shape.width
         self.embedding = nn.Parameter(torch.randn(size, shape.width) * shape.width**-0.5)
+        warnings.filterwarnings("ignore", message="enable_nested_tensor")  # only of use in evaluation
         self.body = nn.Transformer(
             shape.width, shape.heads, shape.layers, shape.layers, shape.filter, shape.dropout,
             batch_first=True, norm_first=shape.norm == "pre", bias=True,
