@@ -86,7 +86,7 @@ def test_the_past_is_forgotten_only_for_c_up_to_1(c: float, vanishes: bool) -> N
 
 def weights_of_the_past(c: float, t: int) -> Tensor:
     """(1 − β̂ᵢ)·Πⱼ₌ᵢ₊₁ᵗ β̂ⱼ for i = 1 … t (§7.2)."""
-    beta = eq.increasing_decay(torch.arange(1, t + 1, dtype=torch.float64), c)
+    beta = torch.as_tensor(eq.increasing_decay(torch.arange(1, t + 1, dtype=torch.float64), c))
     later = torch.cat([beta[1:].flip(0).cumprod(0).flip(0), torch.ones(1, dtype=torch.float64)])
     return (1 - beta) * later
 
@@ -132,14 +132,14 @@ def test_scaling_the_gradient_by_a_power_of_two_changes_nothing(n: int, m: int, 
 
 @given(st.floats(0.0, 0.9999), st.floats(0.05, 3.0))
 def test_the_first_decay_is_zero(beta: float, c: float) -> None:
-    one = torch.ones((), dtype=torch.float64)
-    assert float(eq.corrected_decay(one, beta)) == 0.0
-    assert float(eq.increasing_decay(one, c)) == 0.0
+    for one in (1.0, torch.ones((), dtype=torch.float64)):
+        assert float(eq.corrected_decay(one, beta)) == 0.0
+        assert float(eq.increasing_decay(one, c)) == 0.0
 
 
 @given(st.floats(0.0, 0.9999), st.integers(1, 1000))
 def test_the_corrected_decay_rises_to_beta(beta: float, t: int) -> None:
-    now, later = (float(eq.corrected_decay(torch.tensor(float(s), dtype=torch.float64), beta)) for s in (t, t + 1))
+    now, later = (float(eq.corrected_decay(float(s), beta)) for s in (t, t + 1))
     assert 0 <= now <= later + 1e-12 and later <= beta + 1e-12
 
 
@@ -147,5 +147,5 @@ def test_the_corrected_decay_rises_to_beta(beta: float, t: int) -> None:
 def test_the_schedules_are_those_of_table_2(t: int) -> None:
     assert schedules.with_warmup(t) == pytest.approx(min(1e-6 * t, 1 / math.sqrt(t)), rel=1e-15)
     assert schedules.without_warmup(t) == pytest.approx(min(1e-2, 1 / math.sqrt(t)), rel=1e-15)
-    rho = eq.relative_step(torch.tensor(float(t), dtype=torch.float64), 1e-2, "rsqrt")
-    assert float(rho) == pytest.approx(oracle.no_warm_up(t), rel=1e-15)
+    for time in (float(t), torch.tensor(float(t), dtype=torch.float64)):
+        assert float(eq.relative_step(time, 1e-2, "rsqrt")) == pytest.approx(oracle.no_warm_up(t), rel=1e-15)

@@ -24,12 +24,12 @@ class Record:
 
 @dataclass
 class Trace:
-    """The tensors behind a `Record`: 0-d and on the parameter's device, so that keeping them costs no wait."""
+    """What is behind a `Record`: 0-d tensors where reading them would make the host wait, else numbers."""
 
-    rms_update: Tensor | None = None
-    step_size: Tensor | None = None
-    rms_parameter: Tensor | None = None
-    beta2: Tensor | None = None
+    rms_update: Tensor | float | None = None
+    step_size: Tensor | float | None = None
+    rms_parameter: Tensor | float | None = None
+    beta2: Tensor | float | None = None
     clipped: Tensor | int = 0  # steps since the last report
     taken: Tensor | int = 0
     skipped: Tensor | int = 0  # steps ever
@@ -51,5 +51,5 @@ class Trace:
         )
 
 
-def _read(value: Tensor | None) -> float:
+def _read(value: Tensor | float | None) -> float:
     return float("nan") if value is None else float(value)

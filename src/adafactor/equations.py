@@ -1,8 +1,9 @@
 """The paper's equations, one small pure function each.
 
-Scalars are 0-d tensors on the parameter's device (float64 where the device has it), so that a step never asks
-the host. Second moments are kept as *means* where the paper keeps sums: V̂ is the same, since
-(m·R)(n·C)/(m·Σ R) = R·C/mean(R), and a mean of G² fits wherever G² does, while a sum may overflow.
+A scalar is a Python number where reading it makes nobody wait (on a CPU), and elsewhere a 0-d tensor on the
+parameter's device, in float64 where the device has it; the equations take both. Second moments are kept as *means*
+where the paper keeps sums: V̂ is the same, since (m·R)(n·C)/(m·Σ R) = R·C/mean(R), and a mean of G² fits wherever G²
+does, while a sum may overflow.
 """
 
 from __future__ import annotations
@@ -10,31 +11,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Scalar = float | Tensor
 
-def relative_step(t: Tensor, lr: float, decay: str | None) -> Tensor:
+
+def relative_step(t: Scalar, lr: float, decay: str | None) -> Scalar:
     """ρₜ = min(lr, 1/√t) (Algorithm 6, line 4), or ρₜ = lr without decay."""
-    bound = torch.full_like(t, lr)
-    return torch.minimum(bound, t.rsqrt()) if decay == "rsqrt" else bound
+    if decay is None:
+        return lr
+    return (t**-0.5).clamp(max=lr) if isinstance(t, Tensor) else min(lr, t**-0.5)
 
 
-def corrected_decay(t: Tensor, beta: float) -> Tensor:
+def corrected_decay(t: Scalar, beta: float) -> Scalar:
     """β̂ₜ = β·(1 − βᵗ⁻¹)/(1 − βᵗ): Adam's bias correction as a decay rate (§7.1; Algorithm 3, lines 4–5)."""
     return beta * (1 - beta ** (t - 1)) / (1 - beta**t)
 
 
-def increasing_decay(t: Tensor, c: float) -> Tensor:
+def increasing_decay(t: Scalar, c: float) -> Scalar:
     """β̂₂ₜ = 1 − t⁻ᶜ (§7.2; Algorithm 6, line 5). Zero at t = 1, so nothing needs a bias correction."""
     return 1 - t**-c
 
 
-def second_moment_decay(t: Tensor, beta2: float | None, c: float) -> Tensor:
+def second_moment_decay(t: Scalar, beta2: float | None, c: float) -> Scalar:
     """β̂₂ₜ: the corrected constant where β₂ is given, else the increasing schedule."""
     return increasing_decay(t, c) if beta2 is None else corrected_decay(t, beta2)
 
 
-def average(old: Tensor, new: Tensor, decay: Tensor) -> Tensor:
+def average(old: Tensor, new: Tensor, decay: Scalar) -> Tensor:
     """β̂ₜ·old + (1 − β̂ₜ)·new (Algorithm 4, lines 5–6), in the precision of `new`."""
-    return decay * old.to(new.dtype) + (1 - decay) * new
+    return torch.lerp(old.to(new.dtype), new, 1 - decay)
 
 
 def row_scale(row: Tensor, row_axis: int) -> Tensor:
@@ -45,19 +49,24 @@ def row_scale(row: Tensor, row_axis: int) -> Tensor:
     return (row / row.mean(row_axis, keepdim=True)).rsqrt()
 
 
-def root_mean_square(sum_of_squares: Tensor, count: int) -> Tensor:
+def root_mean_square(sum_of_squares: Scalar, count: int) -> Scalar:
     """RMS = √(Σ²/count) (§5)."""
-    return (sum_of_squares / count).sqrt()
+    return (sum_of_squares / count) ** 0.5
 
 
-def clip_divisor(rms_update: Tensor, d: float | None) -> Tensor:
+def clip_divisor(rms_update: Scalar, d: float | None) -> Scalar:
     """max(1, RMS(U)/d) (§6; Algorithm 4, line 9); 1 without clipping."""
-    return torch.ones_like(rms_update) if d is None else (rms_update / d).clamp(min=1.0)
+    return 1.0 if d is None else _at_least(1.0, rms_update / d)
 
 
-def step_size(rho: Tensor, rms_parameter: Tensor | None, eps2: float) -> Tensor:
+def step_size(rho: Scalar, rms_parameter: Scalar | None, eps2: float) -> Scalar:
     """αₜ = max(ε₂, RMS(X))·ρₜ (§8; Algorithm 4, line 3), or αₜ = ρₜ for absolute steps."""
-    return rho if rms_parameter is None else rms_parameter.clamp(min=eps2) * rho
+    return rho if rms_parameter is None else _at_least(eps2, rms_parameter) * rho
+
+
+def _at_least(bound: float, value: Scalar) -> Scalar:
+    # a NaN stays one, in both kinds: max(value, bound) returns its first argument when nothing is greater
+    return value.clamp(min=bound) if isinstance(value, Tensor) else max(value, bound)
 
 
 def i_divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -273,8 +273,7 @@ def _names(group: dict[str, Any]) -> list[str]:
 
 
 def _layout(p: Tensor, settings: Settings) -> Layout:
-    axes = None if settings.axes is None else (int(settings.axes[0]), int(settings.axes[1]))
-    return layout(tuple(p.shape), settings.factored, axes)
+    return layout(tuple(p.shape), settings.factored, settings.axes)
 
 
 def _new_state(p: Tensor, settings: Settings) -> dict[str, Tensor]:

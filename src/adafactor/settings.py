@@ -36,26 +36,27 @@ class Settings:
         return cls(**{field.name: group[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
-        """Name the argument, its value and what is allowed, for the first one that is wrong."""
-        _number("lr", self.lr, at_least=0.0)
+        """Name the argument, its value and what is allowed, for the first one that is wrong.
+
+        Numbers become Python's own, so that a NumPy float32 in a group does not make the equations float32.
+        """
+        eps1, eps2 = _pair("eps", self.eps)
+        checked = {
+            "lr": _number("lr", self.lr, at_least=0.0),
+            "beta1": _number("beta1", self.beta1, at_least=0.0, below=1.0),
+            "beta2": None if self.beta2 is None else _number("beta2", self.beta2, at_least=0.0, below=1.0),
+            "decay_rate": _number("decay_rate", self.decay_rate, above=0.0),
+            "clip": None if self.clip is None else _number("clip", self.clip, above=0.0),
+            "eps": (_number("eps[0]", eps1, at_least=SMALLEST_EPS1), _number("eps[1]", eps2, at_least=0.0)),
+            "weight_decay": _number("weight_decay", self.weight_decay, at_least=0.0),
+            "axes": None if self.axes is None else _axes(self.axes),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         _word("lr_decay", self.lr_decay, ("rsqrt", None))
         _word("relative", self.relative, (True, False))
         _word("factored", self.factored, ("outer", "row", "column", False))
-        _number("beta1", self.beta1, at_least=0.0, below=1.0)
         _word("momentum", self.momentum, ("update", "gradient"), _MOMENTUM_HINT)
-        if self.beta2 is not None:
-            _number("beta2", self.beta2, at_least=0.0, below=1.0)
-        _number("decay_rate", self.decay_rate, above=0.0)
-        if self.clip is not None:
-            _number("clip", self.clip, above=0.0)
-        eps1, eps2 = _pair("eps", self.eps)
-        _number("eps[0]", eps1, at_least=SMALLEST_EPS1)
-        _number("eps[1]", eps2, at_least=0.0)
-        _number("weight_decay", self.weight_decay, at_least=0.0)
-        if self.axes is not None:
-            for axis in _pair("axes", self.axes):
-                if isinstance(axis, bool) or not isinstance(axis, Integral):
-                    raise TypeError(f"axes={self.axes!r} must be None or a pair of integers")
         _word("maximize", self.maximize, (True, False))
         _word("on_nonfinite", self.on_nonfinite, ("skip", "raise", "ignore"))
 
@@ -72,7 +73,7 @@ def _number(
     at_least: float = -math.inf,
     above: float = -math.inf,
     below: float = math.inf,
-) -> None:
+) -> float:
     limits = [f"at least {at_least:g}"] if at_least > -math.inf else []
     limits += [f"above {above:g}"] if above > -math.inf else []
     limits += [f"below {below:g}"] if below < math.inf else []
@@ -82,6 +83,7 @@ def _number(
     number = float(value)
     if not (math.isfinite(number) and at_least <= number and above < number < below):
         raise ValueError(f"{name}={value!r} {allowed}")
+    return number
 
 
 def _word(name: str, value: Any, allowed: tuple[Any, ...], hint: str = "") -> None:
@@ -95,3 +97,10 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{name}={value!r} must be a pair")
     return value[0], value[1]
+
+
+def _axes(value: Any) -> tuple[int, int]:
+    row, col = _pair("axes", value)
+    if not all(isinstance(axis, Integral) and not isinstance(axis, bool) for axis in (row, col)):
+        raise TypeError(f"axes={value!r} must be None or a pair of integers")
+    return int(row), int(col)

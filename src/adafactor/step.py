@@ -15,8 +15,9 @@ from torch import Tensor
 
 from adafactor import equations as eq
 from adafactor.diagnostics import Trace
+from adafactor.equations import Scalar
 from adafactor.kernels import Kernel
-from adafactor.layout import Layout, statistics_dtype, wide
+from adafactor.layout import Layout, scalar, statistics_dtype, wide
 from adafactor.settings import Settings
 
 
@@ -35,22 +36,22 @@ class Update:
     # left by kernel.moments, in the wide dtype
     rows: Tensor | None = None  # mean of G² over the column axis, in the shape of state["row"]
     cols: Tensor | None = None  # mean of G² over the row axis, in the shape of state["col"]
-    x2: Tensor | None = None  # ΣX², 0-d; only for relative steps
-    finite: Tensor | None = None  # 0-d bool: G² holds no NaN and no infinity
+    x2: Scalar | None = None  # ΣX²; only for relative steps
+    finite: Tensor | bool = True  # G² holds no NaN and no infinity
 
     # left by `begin`
-    mask: Tensor | None = None  # 0-d: is the step taken? Only where asking would make the host wait; None is yes
+    mask: Tensor | None = None  # is the step taken? Only where asking would make the host wait; None is yes
     scales: list[Tensor] = field(default_factory=list)  # 1/√V̂ as factors that broadcast over X; [] if V̂ is whole
-    w1: Tensor | None = None  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
-    w2: Tensor | None = None  # 1 − β̂₂ₜ
-    rho: Tensor | None = None  # ρₜ
-    alpha: Tensor | None = None  # αₜ
+    w1: Scalar = 0.0  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
+    w2: Scalar = 0.0  # 1 − β̂₂ₜ
+    rho: Scalar = 0.0  # ρₜ
+    alpha: Scalar = 0.0  # αₜ
 
-    u2: Tensor | None = None  # ΣU², left by kernel.energy
+    u2: Scalar = 0.0  # ΣU², left by kernel.energy
 
     # left by `conclude`
-    scale: Tensor | None = None  # αₜ / max(1, RMS(U)/d), negative to maximise
-    decay: Tensor | None = None  # 1 − ρₜ·λ
+    scale: Scalar = 0.0  # αₜ / max(1, RMS(U)/d), negative to maximise
+    decay: Scalar = 1.0  # 1 − ρₜ·λ
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,7 +74,6 @@ def step(bucket: list[Update], kernel: Kernel) -> list[Update]:
 
 def admit(u: Update) -> bool:
     """Decide whether the step is taken: here and now on a CPU, by a mask on the device elsewhere."""
-    assert u.finite is not None
     if u.settings.on_nonfinite == "ignore":
         return True
     if u.settings.on_nonfinite == "raise" and not u.finite:
@@ -81,16 +81,17 @@ def admit(u: Update) -> bool:
             f"the gradient of {u.name} (shape {u.shape}) has a NaN, an infinity, or an entry whose square "
             f"overflows {statistics_dtype(u.x.dtype)}; nothing was updated"
         )
+    if isinstance(u.finite, bool):
+        u.trace.skipped += not u.finite
+        return u.finite
     u.trace.skipped = u.trace.skipped + ~u.finite
-    if u.finite.is_cpu:
-        return bool(u.finite)
     u.mask = u.finite
     return True
 
 
 def begin(u: Update) -> None:
     """Algorithm 4, lines 3 and 5–7: the step size, the averaged factors, and what they make of 1/√V̂."""
-    s, t = u.settings, u.state["step"].to(wide(u.x.device)) + 1
+    s, t = u.settings, scalar(u.state["step"]) + 1
     beta2 = eq.second_moment_decay(t, s.beta2, s.decay_rate)  # β̂₂ₜ
     for key, mean in (("row", u.rows), ("col", u.cols)):
         if mean is not None:
@@ -98,7 +99,7 @@ def begin(u: Update) -> None:
             u.state[key].copy_(new if u.mask is None else torch.where(u.mask, new, u.state[key]))
     u.scales = inverse_root(u)
     u.w2 = 1 - beta2
-    u.w1 = 1 - (eq.corrected_decay(t, s.beta1) if s.momentum == "gradient" else torch.full_like(t, s.beta1))
+    u.w1 = 1 - (eq.corrected_decay(t, s.beta1) if s.momentum == "gradient" else s.beta1)
     if u.mask is not None:  # a weight of zero leaves an average as it was
         u.w1, u.w2 = u.w1 * u.mask, u.w2 * u.mask
     u.rho = eq.relative_step(t, s.lr, s.lr_decay)
@@ -124,7 +125,6 @@ def inverse_root(u: Update) -> list[Tensor]:
 
 def conclude(u: Update) -> None:
     """Algorithm 4, line 9: from RMS(U) to the number that the update is multiplied with."""
-    assert u.u2 is not None and u.alpha is not None and u.rho is not None
     s = u.settings
     rms_u = eq.root_mean_square(u.u2, u.x.numel())
     divisor = eq.clip_divisor(rms_u, s.clip)
