@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 import torch
@@ -23,7 +23,7 @@ class Layout:
     col_axis: int | None
     estimator: str  # "outer", "row", "column" or "full"
 
-    @property
+    @cached_property
     def statistics(self) -> dict[str, tuple[int, ...]]:
         """The name and shape of every second-moment statistic in the state."""
         if self.estimator == "full":

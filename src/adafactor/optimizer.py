@@ -48,7 +48,8 @@ class Adafactor(Optimizer):
         axes: the (row, column) axes to factor; None for the two largest.
         maximize: ascend instead of descend.
         on_nonfinite: for a gradient with a NaN, an infinity or a square beyond the range of the statistics:
-            `"skip"` leaves that parameter and its state as they were and warns once, `"raise"` raises
+            `"skip"` leaves that parameter and its state as they were and warns once (on a device other than the
+            CPU with the next `report()`, so that no step waits for it), `"raise"` raises
             FloatingPointError before anything is changed (and makes the host wait for the device),
             `"ignore"` does not look.
         backend: `"auto"` or `"eager"`.

@@ -17,7 +17,7 @@ from adafactor import equations as eq
 from adafactor.diagnostics import Trace
 from adafactor.equations import Scalar
 from adafactor.kernels import Kernel
-from adafactor.layout import Layout, scalar, statistics_dtype, wide
+from adafactor.layout import Layout, scalar, statistics_dtype
 from adafactor.settings import Settings
 
 
@@ -34,8 +34,8 @@ class Update:
     name: str
 
     # left by kernel.moments, in the wide dtype
-    rows: Tensor | None = None  # mean of G² over the column axis, in the shape of state["row"]
-    cols: Tensor | None = None  # mean of G² over the row axis, in the shape of state["col"]
+    rows: Tensor | None = None  # mean of G² + ε₁ over the column axis, in the shape of state["row"]
+    cols: Tensor | None = None  # mean of G² + ε₁ over the row axis, in the shape of state["col"]
     x2: Scalar | None = None  # ΣX²; only for relative steps
     finite: Tensor | bool = True  # G² holds no NaN and no infinity
 
@@ -61,7 +61,7 @@ class Update:
 
 def step(bucket: list[Update], kernel: Kernel) -> list[Update]:
     """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
-    kernel.moments(bucket)  # mean G² over columns and over rows, ΣX²
+    kernel.moments(bucket)  # means of G² + ε₁ over columns and over rows, ΣX²
     taken = [u for u in bucket if admit(u)]
     for u in taken:
         begin(u)  # t, β̂₂ₜ, αₜ, Rₜ, Cₜ, and 1/√V̂ₜ in factors
@@ -93,11 +93,7 @@ def begin(u: Update) -> None:
     """Algorithm 4, lines 3 and 5–7: the step size, the averaged factors, and what they make of 1/√V̂."""
     s, t = u.settings, scalar(u.state["step"]) + 1
     beta2 = eq.second_moment_decay(t, s.beta2, s.decay_rate)  # β̂₂ₜ
-    for key, mean in (("row", u.rows), ("col", u.cols)):
-        if mean is not None:
-            new = eq.average(u.state[key], mean + s.eps[0], beta2)  # Rₜ, Cₜ
-            u.state[key].copy_(new if u.mask is None else torch.where(u.mask, new, u.state[key]))
-    u.scales = inverse_root(u)
+    u.scales = inverse_root(u, averaged(u, "row", u.rows, beta2), averaged(u, "col", u.cols, beta2))  # Rₜ, Cₜ
     u.w2 = 1 - beta2
     u.w1 = 1 - (eq.corrected_decay(t, s.beta1) if s.momentum == "gradient" else s.beta1)
     if u.mask is not None:  # a weight of zero leaves an average as it was
@@ -109,17 +105,23 @@ def begin(u: Update) -> None:
     u.trace.beta2, u.trace.rms_parameter, u.trace.step_size = beta2, rms_x, u.alpha
 
 
-def inverse_root(u: Update) -> list[Tensor]:
+def averaged(u: Update, key: str, mean: Tensor | None, beta2: Scalar) -> Tensor | None:
+    """Rₜ or Cₜ: kept in the state in its precision, returned in the wider one of the sums."""
+    if mean is None:
+        return None
+    new = eq.average(u.state[key], mean, beta2)
+    u.state[key].copy_(new if u.mask is None else torch.where(u.mask, new, u.state[key]))
+    return new
+
+
+def inverse_root(u: Update, row: Tensor | None, col: Tensor | None) -> list[Tensor]:
     """1/√V̂ as vectors that broadcast over X (Algorithm 4, lines 7–8; §3.2 for rows or columns alone)."""
-    row_axis, col_axis = u.layout.row_axis, u.layout.col_axis
-    if row_axis is None or col_axis is None:
-        return []
-    scales = []
-    if "row" in u.state:
-        row = u.state["row"].unsqueeze(col_axis).to(wide(u.x.device))  # (…, n, 1)
+    row_axis, col_axis, scales = u.layout.row_axis, u.layout.col_axis, []
+    if row is not None and row_axis is not None and col_axis is not None:
+        row = row.unsqueeze(col_axis)  # (…, n, 1)
         scales.append(eq.row_scale(row, row_axis) if u.layout.estimator == "outer" else row.rsqrt())
-    if "col" in u.state:
-        scales.append(u.state["col"].unsqueeze(row_axis).to(wide(u.x.device)).rsqrt())  # (…, 1, m)
+    if col is not None and row_axis is not None:
+        scales.append(col.unsqueeze(row_axis).rsqrt())  # (…, 1, m)
     return [scale.to(statistics_dtype(u.x.dtype)) for scale in scales]
 
 

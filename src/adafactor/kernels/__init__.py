@@ -4,7 +4,7 @@ A bucket is a list of `step.Update`. Each walk reads what `step` prepared and le
 
 | walk | reads | leaves |
 |---|---|---|
-| `moments` | G, X | `rows`, `cols` (means of G², where the layout is factored), `x2` (for relative steps), `finite` |
+| `moments` | G, X | `rows`, `cols` (means of G² + ε₁, where factored), `x2` (for relative steps), `finite` |
 | `energy` | G, `scales` | `u2`; it also averages `state["full"]` and a gradient's `state["momentum"]` |
 | `apply_` | G, `scales`, `scale`, `decay` | X; it also averages an update's `state["momentum"]` |
 
@@ -25,7 +25,7 @@ class Kernel(Protocol):
     """What `step` needs of a backend."""
 
     def moments(self, bucket: list[Update]) -> None:
-        """First walk: means of G² and ΣX²."""
+        """First walk: means of G² + ε₁ and ΣX²."""
 
     def energy(self, bucket: list[Update]) -> None:
         """Second walk: ΣU²."""

@@ -30,7 +30,7 @@ SUM_ALONE = 2**15  # below this torch sums with one thread anyway
 
 
 def moments(bucket: list[Update]) -> None:
-    """Means of G² over the columns and over the rows, ΣX², and whether G² is finite."""
+    """Means of G² + ε₁ over the columns and over the rows, ΣX², and whether G² is finite."""
     for u in bucket:
         _moments(u)
 
@@ -56,21 +56,23 @@ def apply_(bucket: list[Update]) -> None:
 
 def _moments(u: Update) -> None:
     row_axis, col_axis, shapes = u.layout.row_axis, u.layout.col_axis, u.layout.statistics
-    scratch = Scratch(u)
-    largest: list[Tensor] = []
-    # G² fits float32 but a sum of it may not: a power of two keeps the sums of a block in range, exactly
-    shrink = 2.0 ** -max(u.shape, default=1).bit_length()
+    scratch, largest = Scratch(u), None
+    # G² fits float32 but a sum of it may not: a small tensor is summed in double, and a power of two keeps the sums of
+    # a large one's blocks in range, exactly
+    small = u.x.numel() <= SUM_ALONE
+    shrink, dtype = (1.0, wide(u.x.device)) if small else (2.0 ** -max(u.shape).bit_length(), None)
     for block in blocks(u.g):
         g = scratch.load(_part(u.g, block))
-        q = torch.mul(g, g, out=scratch.like(g))  # G²
+        q = torch.addcmul(scratch.number(u.settings.eps[0]), g, g, out=scratch.like(g))  # G² + ε₁
         if row_axis is None or col_axis is None:
-            largest.append(q.amax())
+            largest = q.amax() if largest is None else torch.maximum(largest, q.amax())
             continue
-        q.mul_(shrink)
+        if not small:
+            q.mul_(shrink)
         if "row" in shapes:
-            u.rows = _add(u.rows, q.sum(col_axis), _drop(block, col_axis), shapes["row"])
+            u.rows = _add(u.rows, q.sum(col_axis, dtype=dtype), _drop(block, col_axis), shapes["row"])
         if "col" in shapes:
-            u.cols = _add(u.cols, q.sum(row_axis), _drop(block, row_axis), shapes["col"])
+            u.cols = _add(u.cols, q.sum(row_axis, dtype=dtype), _drop(block, row_axis), shapes["col"])
     if u.settings.relative:
         u.x2 = 0.0
         for block in blocks(u.x):
@@ -80,10 +82,10 @@ def _moments(u: Update) -> None:
         u.rows /= shrink * u.shape[col_axis]
     if u.cols is not None and row_axis is not None:
         u.cols /= shrink * u.shape[row_axis]
-    seen = torch.stack(largest) if largest else u.rows if u.rows is not None else u.cols
-    assert seen is not None
-    seen_sum = scalar(seen.sum())  # in double, so only a NaN or an infinity among them makes it one
-    u.finite = seen_sum.isfinite() if isinstance(seen_sum, Tensor) else math.isfinite(seen_sum)
+    means = u.rows if u.rows is not None else u.cols
+    # a sum of float32 means in double is finite unless one of them is not
+    seen = scalar(means.sum() if means is not None else torch.as_tensor(largest))
+    u.finite = seen.isfinite() if isinstance(seen, Tensor) else math.isfinite(seen)
 
 
 def _direction(u: Update, block: Block, scales: list[Scalar] | list[Tensor], scratch: Scratch, first: bool) -> Tensor:
@@ -94,7 +96,7 @@ def _direction(u: Update, block: Block, scales: list[Scalar] | list[Tensor], scr
     if u.layout.estimator == "full":
         v = _part(u.state["full"], block)
         if first:
-            q = torch.addcmul(v.new_full((), u.settings.eps[0]), g, g, out=scratch.like(g))  # G² + ε₁
+            q = torch.addcmul(scratch.number(u.settings.eps[0]), g, g, out=scratch.like(g))  # G² + ε₁
             v.lerp_(q, _cast(u.w2, v))
     if u.settings.beta1 and u.settings.momentum == "gradient":
         m = _part(u.state["momentum"], block)
@@ -144,6 +146,10 @@ class Scratch:
     def load(self, t: Tensor) -> Tensor:
         """`t` in the statistics' precision: itself, or a copy in the other block."""
         return t if t.dtype == self.dtype else _arrange(self._other, t).copy_(t)
+
+    def number(self, value: float) -> Tensor:
+        """A number as a 0-d tensor, for operations that take no other."""
+        return self._room.new_full((), value)
 
     @cached_property
     def _other(self) -> Tensor:
