@@ -1,6 +1,6 @@
 """One optimizer step on GPT-2 small's 148 tensors: ours against torch's, alternating in one process.
 
-    python bench/gpt2.py [--rounds 15] [--threads 2]
+python bench/gpt2.py [--rounds 15] [--threads 2]
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.optim import AdamW, Optimizer
 from torch.optim import Adafactor as TorchAdafactor
+from torch.optim import AdamW, Optimizer
 
 from adafactor import Adafactor
 
@@ -70,8 +70,12 @@ def main() -> None:
     torch.manual_seed(0)
     results = measure(args.rounds)
     base = statistics.median(results["torch.optim.Adafactor, loop"][0])
-    print(f"GPT-2 small, {args.threads} threads, torch {torch.__version__}, median of {args.rounds} alternating rounds\n")
-    print("| optimizer | ms a step | fastest to slowest | × torch.optim.Adafactor | state, bytes |\n|---|---|---|---|---|")
+    print(
+        f"GPT-2 small, {args.threads} threads, torch {torch.__version__}, medians of {args.rounds} alternating rounds\n"
+    )
+    print(
+        "| optimizer | ms a step | fastest to slowest | × torch.optim.Adafactor | state, bytes |\n|---|---|---|---|---|"
+    )
     for name, (seconds, size) in results.items():
         median, low, high = (1e3 * f(seconds) for f in (statistics.median, min, max))
         print(f"| {name} | {median:.0f} | {low:.0f}–{high:.0f} | {median / 1e3 / base:.2f} | {size:,} |")
