@@ -107,7 +107,7 @@ def test_raise_changes_nothing_at_all() -> None:
     before = copy.deepcopy((params, optimizer.state_dict()["state"]))
     assert params[2].grad is not None
     params[2].grad[0, 0] = float("inf")
-    with pytest.raises(FloatingPointError, match="parameter 1.*nothing was updated"):
+    with pytest.raises(FloatingPointError, match="parameter 2.*nothing was updated"):
         optimizer.step()
     after = (params, optimizer.state_dict()["state"])
     assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))

@@ -18,7 +18,7 @@ class Record:
     step_size: float  # αₜ
     rms_parameter: float  # RMS(Xₜ₋₁); NaN for absolute steps, which do not need it
     beta2: float  # β̂₂ₜ
-    skipped: int  # steps not taken because of a NaN or infinite gradient, since the optimizer was made
+    skipped: int  # steps not taken because of a NaN or infinite gradient, since the optimizer was made or loaded
     state_bytes: int
 
 

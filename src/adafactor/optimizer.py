@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, overload
 
 import torch
@@ -129,7 +131,7 @@ class Adafactor(Optimizer):
         try:
             group = self.param_groups[before]
             settings = Settings.of(group)
-            for p, name in zip(group["params"], _names(group), strict=True):
+            for p, name in zip(group["params"], self._names()[before], strict=True):
                 _check_parameter(p, name)
                 self.state[p] = _new_state(p, settings)
         except Exception:
@@ -168,7 +170,7 @@ class Adafactor(Optimizer):
             if u.settings.on_nonfinite != "raise":
                 skipped += step([u], kernel)  # one by one: it stays in the cache from walk to walk
         if skipped:
-            self._warn_once(skipped[0])
+            self._warn_once(skipped[0], stacklevel=8)
 
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
@@ -176,12 +178,13 @@ class Adafactor(Optimizer):
         On a device other than the CPU this is where the host waits. The clip rate starts anew.
         """
         records = []
-        for group in self.param_groups:
-            for p, name in zip(group["params"], _names(group), strict=True):
+        for group, names in zip(self.param_groups, self._names(), strict=True):
+            for p, name in zip(group["params"], names, strict=True):
                 size = sum(v.nbytes for v in self.state[p].values() if isinstance(v, Tensor))
                 records.append(self._trace(p).record(name, tuple(p.shape), size))
-        if any(record.skipped for record in records):
-            self._warn_once(next(record for record in records if record.skipped))
+        for record in records:
+            if record.skipped:
+                self._warn_once(record, stacklevel=3)
         return records
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -203,9 +206,9 @@ class Adafactor(Optimizer):
     def _updates(self) -> list[Update]:
         """Everything that can be wrong is found here, before anything is changed."""
         updates = []
-        for group in self.param_groups:
+        for group, names in zip(self.param_groups, self._names(), strict=True):
             settings = Settings.of(group)
-            for p, name in zip(group["params"], _names(group), strict=True):
+            for p, name in zip(group["params"], names, strict=True):
                 if p.grad is None:
                     continue
                 _check_gradient(p.grad, name)
@@ -226,17 +229,23 @@ class Adafactor(Optimizer):
             state.update({key: value.to(p.device) for key, value in state.items()})
         return state
 
+    def _names(self) -> list[list[str]]:
+        """The names in each group; without any, the numbers that `state_dict` has for the parameters."""
+        number = itertools.count()
+        unnamed = [[f"parameter {next(number)}" for _ in group["params"]] for group in self.param_groups]
+        return [group.get("param_names", names) for group, names in zip(self.param_groups, unnamed, strict=True)]
+
     def _trace(self, p: Tensor) -> Trace:
         return self._traces.setdefault(p, Trace())
 
-    def _warn_once(self, first: Update | Record) -> None:
+    def _warn_once(self, first: Update | Record, stacklevel: int) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
                 "are as they were; report() counts such steps. This is said once.",
                 RuntimeWarning,
-                stacklevel=8,
+                stacklevel=stacklevel,
             )
 
     def _matching(self, state_dict: StateDict) -> StateDict:
@@ -244,17 +253,20 @@ class Adafactor(Optimizer):
         groups, saved_groups = self.param_groups, state_dict["param_groups"]
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
             return state_dict  # torch says so itself
-        # The same names in another order: a mistake. Other names: a wrapper's prefix, or nothing to go by
-        named = all("param_names" in group for group in [*groups, *saved_groups])
-        ours = [name for group in groups for name in group["param_names"]] if named else []
-        theirs = [name for group in saved_groups for name in group["param_names"]] if named else []
-        for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
-            settings = Settings.of({**group, **saved})
-            for p, key, name in zip(group["params"], saved["params"], _names(group), strict=True):
-                if sorted(ours) == sorted(theirs) and ours and (held := theirs[ours.index(name)]) != name:
-                    raise ValueError(f"group {number} of the optimizer has {name!r} where the state dict has {held!r}")
+        if all("param_names" in group for group in [*groups, *saved_groups]):
+            ours, theirs = ([name for group in g for name in group["param_names"]] for g in (groups, saved_groups))
+            # the same names in another order are a mistake; other names may be a wrapper's, with a prefix
+            if ours != theirs and sorted(ours) == sorted(theirs):
+                name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
+                raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
+        for group, saved, names in zip(groups, saved_groups, self._names(), strict=True):
+            try:
+                settings = Settings.of({**group, **saved})
+            except (TypeError, ValueError) as wrong:
+                raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
+            for p, key, name in zip(group["params"], saved["params"], names, strict=True):
                 if state := state_dict["state"].get(key):
-                    _check_shapes(state, _layout(p, settings), f"{name} (group {number})")
+                    _check_shapes(state, _layout(p, settings), name)
         return state_dict
 
     def _restore(self, loaded: StateDict) -> None:
@@ -264,13 +276,9 @@ class Adafactor(Optimizer):
                 self.state[p] = _new_state(p, settings)
                 for name, value in loaded["state"].get(key, {}).items():
                     if name in self.state[p]:
-                        self.state[p][name].copy_(value)
+                        self.state[p][name].copy_(torch.as_tensor(value))
                     else:
-                        self.state[p][name] = value.clone()
-
-
-def _names(group: dict[str, Any]) -> list[str]:
-    return group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+                        self.state[p][name] = deepcopy(value)
 
 
 def _layout(p: Tensor, settings: Settings) -> Layout:
