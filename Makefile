@@ -25,7 +25,7 @@ lint: .venv/ready .venv/integrations
 	$(BIN)/mypy
 
 bench: .venv/ready
-	$(BIN)/python bench/gpt2.py
+	$(BIN)/python -m bench.gpt2
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

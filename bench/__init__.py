@@ -1,0 +1,1 @@
+"""Ours against the others, measured side by side."""

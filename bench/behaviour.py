@@ -1,0 +1,144 @@
+"""What ours, torch's and transformers' Adafactor do with the same gradients; the table of docs/peers.md.
+
+python -m bench.behaviour
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adafactor import Adafactor
+from tests import oracle
+
+Make = Callable[[list[Tensor]], Optimizer]
+
+
+def contenders() -> dict[str, Make]:
+    """Each as its users get it with relative steps and no other argument."""
+    from transformers.optimization import Adafactor as TransformersAdafactor
+
+    return {
+        f"adafactor {version('adafactor')}": Adafactor,
+        f"torch.optim {torch.__version__.split('+')[0]}": torch.optim.Adafactor,
+        f"transformers {version('transformers')}": TransformersAdafactor,
+    }
+
+
+def gradient(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32, rms: float = 1.0) -> Tensor:
+    """A random gradient of that size."""
+    return (rms * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def stepped(make: Make, start: Tensor, grads: list[Tensor]) -> Tensor:
+    """The parameter after these gradients."""
+    p = start.clone().requires_grad_()
+    optimizer = make([p])
+    for g in grads:
+        p.grad = g.clone()
+        optimizer.step()
+    return p.detach()
+
+
+def error_to_the_paper(make: Make, rms: float = 1e-3) -> str:
+    """After 50 float64 steps of Algorithm 4: deviation relative to the distance travelled."""
+    grads = [gradient((24, 16), seed, torch.float64, rms) for seed in range(50)]
+    start = gradient((24, 16), 99, torch.float64)
+    exact = oracle.algorithm_4(start.numpy(), [g.numpy() for g in grads], **oracle.algorithm_6())
+    ours = stepped(make, start, grads).numpy()
+    return f"{np.abs(ours - exact).max() / np.abs(exact - start.numpy()).max():.0e}"
+
+
+def first_step(make: Make, rms: float) -> str:
+    """The first bfloat16 step from zero, as a share of α₁ = 10⁻³·10⁻²: RMS(Û₁) is 1 in the paper."""
+    p = stepped(make, torch.zeros(64, 32, dtype=torch.bfloat16), [gradient((64, 32), 0, torch.bfloat16, rms)])
+    return f"{float(p.double().square().mean().sqrt()) / 1e-5:.1%}"
+
+
+def resumes(make: Make) -> str:
+    """Ten bfloat16 steps, straight through or by way of a checkpoint after five."""
+    p = gradient((64, 32), 99, torch.bfloat16).requires_grad_()
+    optimizer = make([p])
+    for seed in range(10):
+        if seed == 5:
+            q = p.detach().clone().requires_grad_()
+            other = make([q])
+            other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        p.grad = gradient((64, 32), seed, torch.bfloat16)
+        optimizer.step()
+        if seed >= 5:
+            q.grad = p.grad.clone()
+            other.step()
+    states = [[v for v in o.state[x].values() if isinstance(v, Tensor)] for o, x in ((optimizer, p), (other, q))]
+    same = torch.equal(p, q) and all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    return "bit for bit" if same else "differs"
+
+
+def after_a_nan(make: Make) -> str:
+    """One NaN in one gradient: what is left of the parameter?"""
+    bad = gradient((64, 32), 0)
+    bad[3, 5] = float("nan")
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        p = stepped(make, torch.ones(64, 32), [gradient((64, 32), 1), bad, gradient((64, 32), 2)])
+    return f"{float(p.isnan().double().mean()):.0%} NaN"
+
+
+def largest_temporary(make: Make, dtype: torch.dtype) -> str:
+    """The largest tensor made in a step on 4096 × 4096, as a multiple of the parameter's float32 size."""
+
+    class Largest(TorchDispatchMode):
+        bytes = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            known = {
+                t.untyped_storage().data_ptr()
+                for t in torch.utils._pytree.tree_leaves((args, kwargs))
+                if isinstance(t, Tensor)
+            }
+            for t in torch.utils._pytree.tree_leaves(out):
+                if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in known:
+                    Largest.bytes = max(Largest.bytes, t.nbytes)
+            return out
+
+    p = torch.ones(4096, 4096, dtype=dtype, requires_grad=True)
+    optimizer = make([p])
+    p.grad = gradient((4096, 4096), 0, dtype)
+    with Largest():
+        optimizer.step()
+    return f"{Largest.bytes / (4 * p.numel()):.2f}"
+
+
+QUESTIONS: dict[str, Callable[[Make], str]] = {
+    "distance from the paper's Algorithm 4, float64, gradients of 10⁻³": error_to_the_paper,
+    "the same, gradients of 10⁻⁸": lambda make: error_to_the_paper(make, 1e-8),
+    "first bfloat16 step, gradients of 1": lambda make: first_step(make, 1.0),
+    "first bfloat16 step, gradients of 10⁻³": lambda make: first_step(make, 1e-3),
+    "first bfloat16 step, gradients of 10⁻⁴": lambda make: first_step(make, 1e-4),
+    "bfloat16 run through a checkpoint": resumes,
+    "parameter after one NaN in one gradient": after_a_nan,
+    "largest temporary, float32 (× the parameter)": lambda make: largest_temporary(make, torch.float32),
+    "largest temporary, bfloat16 (× its float32 size)": lambda make: largest_temporary(make, torch.bfloat16),
+}
+
+
+def main() -> None:
+    """Print the table."""
+    makes = contenders()
+    print("| | " + " | ".join(makes) + " |\n|---|" + "---|" * len(makes))
+    for question, answer in QUESTIONS.items():
+        print(f"| {question} | " + " | ".join(answer(make) for make in makes.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
