@@ -91,8 +91,9 @@ def _moments(u: Update) -> None:
 def _direction(u: Update, block: Block, scales: list[Scalar] | list[Tensor], scratch: Scratch, first: bool) -> Tensor:
     """U of one block times what is folded into `scales`; the first walk also averages what is kept whole."""
     g = scratch.load(_part(u.g, block))
-    if u.mask is not None:
-        g = g.masked_fill(~u.mask, 0)
+    averages = u.layout.estimator == "full" or bool(u.settings.beta1 and u.settings.momentum == "gradient")
+    if first and averages and u.mask is not None:
+        g = g.masked_fill(~u.mask, 0)  # even with a weight of zero, a NaN would reach the averages
     if u.layout.estimator == "full":
         v = _part(u.state["full"], block)
         if first:
@@ -110,7 +111,7 @@ def _direction(u: Update, block: Block, scales: list[Scalar] | list[Tensor], scr
         scales = scales[1:]
     for scale in scales:
         out.mul_(_cut(scale, block))
-    return out if u.mask is None else out.masked_fill_(~u.mask, 0)
+    return out if first or u.mask is None else out.masked_fill_(~u.mask, 0)
 
 
 def _subtract(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
