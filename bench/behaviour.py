@@ -6,6 +6,7 @@ python -m bench.behaviour
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from adafactor import Adafactor
 from tests import oracle
+from tests.test_eager import Largest
 
 Make = Callable[[list[Tensor]], Optimizer]
 
@@ -85,8 +86,6 @@ def after_a_nan(make: Make) -> str:
     """One NaN in one gradient: what is left of the parameter?"""
     bad = gradient((64, 32), 0)
     bad[3, 5] = float("nan")
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         p = stepped(make, torch.ones(64, 32), [gradient((64, 32), 1), bad, gradient((64, 32), 2)])
@@ -95,28 +94,12 @@ def after_a_nan(make: Make) -> str:
 
 def largest_temporary(make: Make, dtype: torch.dtype) -> str:
     """The largest tensor made in a step on 4096 × 4096, as a multiple of the parameter's float32 size."""
-
-    class Largest(TorchDispatchMode):
-        bytes = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            out = func(*args, **(kwargs or {}))
-            known = {
-                t.untyped_storage().data_ptr()
-                for t in torch.utils._pytree.tree_leaves((args, kwargs))
-                if isinstance(t, Tensor)
-            }
-            for t in torch.utils._pytree.tree_leaves(out):
-                if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in known:
-                    Largest.bytes = max(Largest.bytes, t.nbytes)
-            return out
-
     p = torch.ones(4096, 4096, dtype=dtype, requires_grad=True)
     optimizer = make([p])
     p.grad = gradient((4096, 4096), 0, dtype)
-    with Largest():
+    with Largest() as largest:
         optimizer.step()
-    return f"{Largest.bytes / (4 * p.numel()):.2f}"
+    return f"{largest.bytes / (4 * p.numel()):.2f}"
 
 
 QUESTIONS: dict[str, Callable[[Make], str]] = {

@@ -1,0 +1,82 @@
+"""What the eager kernel promises: no host waits, bounded memory, the same bits for any number of threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from adafactor import Adafactor
+from adafactor.kernels import eager
+
+KEYWORDS = [
+    {},
+    {"factored": False},
+    {"factored": "row", "beta1": 0.9},
+    {"factored": "column", "beta1": 0.9, "momentum": "gradient", "weight_decay": 0.1},
+]
+
+
+def test_a_step_asks_nothing_of_a_device() -> None:
+    """On the meta device every question to the host (`item`, `bool`) raises."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4), torch.nn.Conv2d(4, 4, 3)).to("meta")
+    for keywords in KEYWORDS:
+        optimizer = Adafactor(model.parameters(), **keywords)  # type: ignore[arg-type]
+        for p in model.parameters():
+            p.grad = torch.empty_like(p)
+        optimizer.step()
+    with pytest.raises(Exception, match="meta"):
+        bool(next(model.parameters()).sum() > 0)  # the control
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
+    def run(threads: int) -> Tensor:
+        torch.set_num_threads(threads)
+        p = torch.randn(1500, 900, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        v = torch.randn(400_000, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        optimizer = Adafactor([p, v])
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            p.grad, v.grad = (
+                torch.randn(1500, 900, generator=generator),
+                torch.randn(400_000, generator=generator),
+            )
+            optimizer.step()
+        return torch.cat([p.detach().flatten(), v.detach()])
+
+    before = torch.get_num_threads()
+    try:
+        results = [run(threads) for threads in (1, 2, 8)]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that is made while it is on."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Compare the storages of what comes out with those of what went in."""
+        out = func(*args, **(kwargs or {}))
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        new = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in known]
+        self.bytes = max([self.bytes, *(t.nbytes for t in new)])
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6000, 5000), (30_000_000,)], ids=str)
+def test_a_step_allocates_at_most_a_block_at_a_time(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    p = torch.ones(shape, dtype=dtype, requires_grad=True)
+    optimizer = Adafactor([p], backend="eager")
+    p.grad = torch.ones(shape, dtype=dtype)
+    with Largest() as largest:
+        optimizer.step()
+    assert 0 < largest.bytes <= 4 * eager.BLOCK_CPU
