@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from .table import ROWS, TABLE_3
 def main() -> int:
     """Read the arguments and do what they ask for."""
     arguments = parser().parse_args()
+    # stopped by `kill` as by Ctrl-C: child processes end too. A shell's background jobs ignore the latter
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.default_int_handler)
     work: Callable[[argparse.Namespace], int] = arguments.work
     try:
         return work(arguments)
