@@ -116,6 +116,20 @@ def test_parameters_without_gradient_and_frozen_ones_stand_still() -> None:
     assert not torch.equal(first, before) and int(optimizer.state[first]["step"]) == 2
 
 
+def test_a_parameter_frozen_from_the_start_costs_nothing_until_it_is_trained() -> None:
+    net = model()
+    net.first.requires_grad_(False)
+    optimizer = Adafactor(net.named_parameters(), beta1=0.9)
+    assert [record.state_bytes for record in optimizer.report()][:2] == [0, 0]
+    train(net, optimizer, 2)
+    other = Adafactor(net.named_parameters(), beta1=0.9)
+    other.load_state_dict(optimizer.state_dict())
+    assert net.first.weight not in other.state and int(other.state[net.last.weight]["step"]) == 2
+    net.first.requires_grad_(True)
+    train(net, other, 1)
+    assert int(other.state[net.first.weight]["step"]) == 1
+
+
 def test_names_reach_the_report() -> None:
     net = model()
     optimizer = Adafactor(net.named_parameters())

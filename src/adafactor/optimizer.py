@@ -124,7 +124,7 @@ class Adafactor(Optimizer):
         """Add a group, check its keywords, and make its state.
 
         State exists from here on, not from the first step: torch's distributed loaders pass over an optimizer
-        whose state is empty.
+        whose state is empty. Frozen parameters get theirs with their first gradient, if they ever have one.
         """
         before = len(self.param_groups)
         super().add_param_group(param_group)
@@ -133,7 +133,9 @@ class Adafactor(Optimizer):
             settings = Settings.of(group)
             for p, name in zip(group["params"], self._names()[before], strict=True):
                 _check_parameter(p, name)
-                self.state[p] = _new_state(p, settings)
+                shapes = _layout(p, settings)  # complains about axes that the parameter does not have
+                if p.requires_grad:
+                    self.state[p] = _new_state(p, shapes, settings)
         except Exception:
             for p in self.param_groups.pop()["params"]:
                 self.state.pop(p, None)
@@ -180,7 +182,7 @@ class Adafactor(Optimizer):
         records = []
         for group, names in zip(self.param_groups, self._names(), strict=True):
             for p, name in zip(group["params"], names, strict=True):
-                size = sum(v.nbytes for v in self.state[p].values() if isinstance(v, Tensor))
+                size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
                 records.append(self._trace(p).record(name, tuple(p.shape), size))
         for record in records:
             if record.skipped:
@@ -221,7 +223,7 @@ class Adafactor(Optimizer):
     def _state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            state.update(_new_state(p, settings))
+            state.update(_new_state(p, shapes, settings))
         if settings.beta1 and "momentum" not in state:  # switched on in mid-run
             state["momentum"] = torch.zeros_like(p, dtype=statistics_dtype(p.dtype))
         _check_shapes(state, shapes, name)
@@ -273,8 +275,11 @@ class Adafactor(Optimizer):
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
             settings = Settings.of(group)
             for p, key in zip(group["params"], saved["params"], strict=True):
-                self.state[p] = _new_state(p, settings)
-                for name, value in loaded["state"].get(key, {}).items():
+                values = loaded["state"].get(key)
+                if not values and not p.requires_grad:
+                    continue
+                self.state[p] = _new_state(p, _layout(p, settings), settings)
+                for name, value in (values or {}).items():
                     if name in self.state[p]:
                         self.state[p][name].copy_(torch.as_tensor(value))
                     else:
@@ -285,10 +290,10 @@ def _layout(p: Tensor, settings: Settings) -> Layout:
     return layout(tuple(p.shape), settings.factored, settings.axes)
 
 
-def _new_state(p: Tensor, settings: Settings) -> dict[str, Tensor]:
+def _new_state(p: Tensor, shapes: Layout, settings: Settings) -> dict[str, Tensor]:
     dtype = statistics_dtype(p.dtype)
     state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
-    for key, shape in _layout(p, settings).statistics.items():
+    for key, shape in shapes.statistics.items():
         # what is kept whole lies in memory as the parameter does
         like = key == "full"
         state[key] = torch.zeros_like(p, dtype=dtype) if like else torch.zeros(shape, dtype=dtype, device=p.device)
