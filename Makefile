@@ -11,7 +11,6 @@ demo: .venv/ready
 # All of the paper's experiments: hours. Stop it at any time; it continues where it was.
 reproduce: .venv/ready
 	$(BIN)/python -m lab reproduce
-	$(BIN)/python -m lab report
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"

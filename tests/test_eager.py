@@ -10,13 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
 from adafactor.kernels import eager
-
-KEYWORDS = [
-    {},
-    {"factored": False},
-    {"factored": "row", "beta1": 0.9},
-    {"factored": "column", "beta1": 0.9, "momentum": "gradient", "weight_decay": 0.1},
-]
+from tests.test_nonfinite import KEYWORDS
 
 
 def test_a_step_asks_nothing_of_a_device() -> None:

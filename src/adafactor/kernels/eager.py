@@ -134,8 +134,7 @@ class Scratch:
     def __init__(self, u: Update):
         """Reserve them in the precision of the statistics, no larger than the parameter."""
         self.dtype = statistics_dtype(u.x.dtype)
-        self._size = min(block_size(u.x), u.x.numel())
-        self._room = u.x.new_empty(self._size, dtype=self.dtype)
+        self._room = u.x.new_empty(min(block_size(u.x), u.x.numel()), dtype=self.dtype)
         self._view = self._room  # as it was last arranged
 
     def like(self, t: Tensor) -> Tensor:
