@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from adafactor.equations import Scalar
+
 
 @dataclass(frozen=True)
 class Record:
@@ -26,13 +28,26 @@ class Record:
 class Trace:
     """What is behind a `Record`: 0-d tensors where reading them would make the host wait, else numbers."""
 
-    rms_update: Tensor | float | None = None
-    step_size: Tensor | float | None = None
-    rms_parameter: Tensor | float | None = None
-    beta2: Tensor | float | None = None
+    rms_update: Scalar | None = None
+    step_size: Scalar | None = None
+    rms_parameter: Scalar | None = None
+    beta2: Scalar | None = None
     clipped: Tensor | int = 0  # steps since the last report
     taken: Tensor | int = 0
     skipped: Tensor | int = 0  # steps ever
+
+    def note(
+        self,
+        beta2: Scalar,
+        rms_parameter: Scalar | None,
+        step_size: Scalar,
+        rms_update: Scalar,
+        clipped: Tensor | bool,
+        taken: Tensor | int,
+    ) -> None:
+        """Keep the figures of a step."""
+        self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
+        self.clipped, self.taken = self.clipped + clipped, self.taken + taken
 
     def record(self, name: str, shape: tuple[int, ...], state_bytes: int) -> Record:
         """Read the figures (here the host may wait for the device) and start the next clip rate."""
@@ -51,5 +66,5 @@ class Trace:
         )
 
 
-def _read(value: Tensor | float | None) -> float:
+def _read(value: Scalar | None) -> float:
     return float("nan") if value is None else float(value)

@@ -24,6 +24,11 @@ class Layout:
     estimator: str  # "outer", "row", "column" or "full"
 
     @cached_property
+    def count(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @cached_property
     def statistics(self) -> dict[str, tuple[int, ...]]:
         """The name and shape of every second-moment statistic in the state."""
         if self.estimator == "full":
@@ -36,7 +41,7 @@ class Layout:
     def state_bytes(self, dtype: torch.dtype, momentum: bool) -> int:
         """The bytes of a parameter's state: statistics, momentum where used, and the step count."""
         elements = sum(prod(shape) for shape in self.statistics.values())
-        elements += prod(self.shape) if momentum else 0
+        elements += self.count if momentum else 0
         return elements * statistics_dtype(dtype).itemsize + STEP_DTYPE.itemsize
 
     def _without(self, axis: int) -> tuple[int, ...]:

@@ -1,12 +1,16 @@
-"""The contract of a kernel: three walks over the data of a bucket, and nothing else.
+"""The contract of a kernel: three walks over the data of a bucket, and the vectors between the first two.
 
 A bucket is a list of `step.Update`. Each walk reads what `step` prepared and leaves its result on the updates:
 
 | walk | reads | leaves |
 |---|---|---|
-| `moments` | G, X | `rows`, `cols` (means of G² + ε₁, where factored), `x2` (for relative steps), `finite` |
-| `energy` | G, `scales` | `u2`; it also averages `state["full"]` and a gradient's `state["momentum"]` |
-| `apply_` | G, `scales`, `scale`, `decay` | X; it also averages an update's `state["momentum"]` |
+| `moments` | G | `rows`, `cols` (means of G² + ε₁, where factored), `finite` |
+| `factors` | `rows`, `cols` | `state["row"]`, `state["col"]`, `scales` (1/√V̂ as a product of vectors) |
+| `energy` | G, X, `scales` | `u2`, `x2` (for relative steps) |
+| `apply_` | G, X, `scales`, `scale`, `decay` | X |
+
+What is kept whole, `state["full"]` and `state["momentum"]`, is averaged in `energy` or in `apply_`. A kernel may do in
+`moments` what it would do in `energy`, as long as it only reads.
 
 Nothing in the state or in X changes before `step` has seen `finite`.
 """
@@ -25,10 +29,13 @@ class Kernel(Protocol):
     """What `step` needs of a backend."""
 
     def moments(self, bucket: list[Update]) -> None:
-        """First walk: means of G² + ε₁ and ΣX²."""
+        """First walk: means of G² + ε₁."""
+
+    def factors(self, bucket: list[Update]) -> None:
+        """R and C, and what they make of 1/√V̂: vectors only."""
 
     def energy(self, bucket: list[Update]) -> None:
-        """Second walk: ΣU²."""
+        """Second walk: ΣU² and ΣX²."""
 
     def apply_(self, bucket: list[Update]) -> None:
         """Third walk: X."""

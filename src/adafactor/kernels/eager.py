@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from adafactor import equations as eq
 from adafactor.equations import Scalar
 from adafactor.layout import scalar, statistics_dtype, wide
 
@@ -30,18 +31,29 @@ SUM_ALONE = 2**15  # below this torch sums with one thread anyway
 
 
 def moments(bucket: list[Update]) -> None:
-    """Means of G² + ε₁ over the columns and over the rows, ΣX², and whether G² is finite."""
+    """Means of G² + ε₁ over the columns and over the rows, and whether G² is finite."""
     for u in bucket:
         _moments(u)
 
 
+def factors(bucket: list[Update]) -> None:
+    """Rₜ and Cₜ, kept in the state in its precision, and 1/√V̂ from them in the wider one of the sums."""
+    for u in bucket:
+        u.scales = _inverse_root(u, _averaged(u, "row", u.rows), _averaged(u, "col", u.cols))
+
+
 def energy(bucket: list[Update]) -> None:
-    """ΣU²; on the way V̂ₜ (Algorithm 5, line 5) and m̂ₜ (Algorithm 3, line 6) where they are kept whole."""
+    """ΣU² and ΣX²; on the way V̂ₜ (Algorithm 5, line 5) and m̂ₜ (Algorithm 3, line 6) where they are kept whole."""
     for u in bucket:
         scratch = Scratch(u)
         for block in blocks(u.g):
             direction = _direction(u, block, u.scales, scratch, first=True)
             u.u2 = u.u2 + scratch.total(direction.square_())
+        if u.settings.relative:
+            u.x2 = 0.0
+            for block in blocks(u.x):
+                x = scratch.load(_part(u.x, block))
+                u.x2 = u.x2 + scratch.total(torch.mul(x, x, out=scratch.like(x)))
 
 
 def apply_(bucket: list[Update]) -> None:
@@ -73,19 +85,33 @@ def _moments(u: Update) -> None:
             u.rows = _add(u.rows, q.sum(col_axis, dtype=dtype), _drop(block, col_axis), shapes["row"])
         if "col" in shapes:
             u.cols = _add(u.cols, q.sum(row_axis, dtype=dtype), _drop(block, row_axis), shapes["col"])
-    if u.settings.relative:
-        u.x2 = 0.0
-        for block in blocks(u.x):
-            x = scratch.load(_part(u.x, block))
-            u.x2 = u.x2 + scratch.total(torch.mul(x, x, out=scratch.like(x)))
     if u.rows is not None and col_axis is not None:
-        u.rows /= shrink * u.shape[col_axis]
+        u.rows /= shrink * u.layout.shape[col_axis]
     if u.cols is not None and row_axis is not None:
-        u.cols /= shrink * u.shape[row_axis]
+        u.cols /= shrink * u.layout.shape[row_axis]
     means = u.rows if u.rows is not None else u.cols
     # a sum of float32 means in double is finite unless one of them is not
     seen = scalar(means.sum() if means is not None else torch.as_tensor(largest))
     u.finite = seen.isfinite() if isinstance(seen, Tensor) else math.isfinite(seen)
+
+
+def _averaged(u: Update, key: str, mean: Tensor | None) -> Tensor | None:
+    if mean is None:
+        return None
+    new = eq.average(u.state[key], mean, u.beta2)
+    u.state[key].copy_(new if u.mask is None else torch.where(u.mask, new, u.state[key]))
+    return new
+
+
+def _inverse_root(u: Update, row: Tensor | None, col: Tensor | None) -> list[Tensor]:
+    """1/√V̂ as vectors that broadcast over X (Algorithm 4, lines 7–8; §3.2 for rows or columns alone)."""
+    row_axis, col_axis, scales = u.layout.row_axis, u.layout.col_axis, []
+    if row is not None and row_axis is not None and col_axis is not None:
+        row = row.unsqueeze(col_axis)  # (…, n, 1)
+        scales.append(eq.row_scale(row, row_axis) if u.layout.estimator == "outer" else row.rsqrt())
+    if col is not None and row_axis is not None:
+        scales.append(col.unsqueeze(row_axis).rsqrt())  # (…, 1, m)
+    return [scale.to(statistics_dtype(u.x.dtype)) for scale in scales]
 
 
 def _direction(u: Update, block: Block, scales: list[Scalar] | list[Tensor], scratch: Scratch, first: bool) -> Tensor:

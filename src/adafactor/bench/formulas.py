@@ -1,0 +1,136 @@
+"""What each contender says that it computes, in float64 and as plainly as possible.
+
+A formula takes X₀ and the gradients G₁ … G_T (NumPy arrays) to X_T. `unit` is the machine epsilon of the dtype that
+the contender runs in, which one of them builds into its update. Written from the papers and from each
+implementation's documentation; nothing is shared with the contenders, ours included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Array = Any  # numpy.ndarray of float64; only its methods are used, so NumPy itself is not imported
+Formula = Callable[[Array, Sequence[Array], float], Array]
+
+
+def rms(x: Array) -> float:
+    """The root of the mean square."""
+    return math.sqrt(float((x * x).mean()))
+
+
+@dataclass(frozen=True)
+class SGD:
+    """X ← X − lr·G."""
+
+    lr: float = 1e-2
+
+    def __call__(self, x: Array, grads: Sequence[Array], unit: float) -> Array:
+        """All steps."""
+        for g in grads:
+            x = x - self.lr * g
+        return x
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Loshchilov & Hutter (2019), with torch's defaults."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+
+    def __call__(self, x: Array, grads: Sequence[Array], unit: float) -> Array:
+        """All steps."""
+        m, v = 0.0 * x, 0.0 * x
+        for t, g in enumerate(grads, start=1):
+            x = x * (1 - self.lr * self.weight_decay)
+            m = self.beta1 * m + (1 - self.beta1) * g
+            v = self.beta2 * v + (1 - self.beta2) * g**2
+            x = x - self.lr * m / (1 - self.beta1**t) / ((v / (1 - self.beta2**t)) ** 0.5 + self.eps)
+        return x
+
+
+@dataclass(frozen=True)
+class Factored:
+    """Shazeer & Stern (2018), Algorithms 4 to 6, with the choices that implementations make.
+
+    `axes` are those that are factored: the `"last"` two, the `"largest"` two, or the first two of a convolution
+    (`"channels"`); an axis shorter than `least` is not factored. Momentum is an average of the scaled update.
+    """
+
+    axes: str = "largest"
+    least: int = 1
+    lr: float = 1e-2
+    rsqrt: bool = True  # ρₜ = min(lr, 1/√t)
+    relative: bool = True  # α = max(ε₂, RMS(X))·ρ
+    cap: float = 1.0  # of β̂₂ₜ = 1 − t^−0.8
+    beta1: float = 0.0
+    clip: float = 1.0
+
+    def __call__(self, x: Array, grads: Sequence[Array], unit: float) -> Array:
+        """All steps."""
+        pair = factored_axes(x.shape, self.axes, self.least)
+        r, c, v, m = 0.0, 0.0, 0.0, 0.0 * x
+        for t, g in enumerate(grads, start=1):
+            rho = min(self.lr, 1 / math.sqrt(t)) if self.rsqrt else self.lr
+            alpha = max(1e-3, rms(x)) * rho if self.relative else rho
+            b = min(self.cap, 1 - t**-0.8)
+            q = g**2 + 1e-30
+            if pair is None:
+                v = b * v + (1 - b) * q
+                u = g / v**0.5
+            else:
+                row, col = pair
+                r = b * r + (1 - b) * q.mean(col, keepdims=True)
+                c = b * c + (1 - b) * q.mean(row, keepdims=True)
+                u = g / ((r / r.mean(row, keepdims=True)) ** 0.5 * c**0.5)  # type: ignore[attr-defined]
+            change = alpha * u / max(1.0, rms(u) / self.clip)
+            if self.beta1:
+                m = self.beta1 * m + (1 - self.beta1) * change
+                change = m
+            x = x - change
+        return x
+
+
+@dataclass(frozen=True)
+class TorchFactored:
+    """torch.optim.Adafactor: no ε₁ in the statistics, but machine epsilon as a bound under them; the last two axes."""
+
+    lr: float = 1e-2
+
+    def __call__(self, x: Array, grads: Sequence[Array], unit: float) -> Array:
+        """All steps."""
+        r, c, v = 0.0, 0.0, 0.0
+        for t, g in enumerate(grads, start=1):
+            alpha = max(1e-3, rms(x)) * min(self.lr, 1 / math.sqrt(t))
+            b = 1 - t**-0.8
+            if x.ndim > 1:
+                r = b * r + (1 - b) * (g**2).mean(-1, keepdims=True)
+                c = b * c + (1 - b) * (g**2).mean(-2, keepdims=True)
+                estimate = r * c / r.mean(-2, keepdims=True).clip(min=unit)  # type: ignore[attr-defined]
+            else:
+                estimate = v = b * v + (1 - b) * g**2
+            u = g / estimate.clip(min=unit**2) ** 0.5
+            x = x - alpha * u / max(1.0, rms(u))
+        return x
+
+
+def factored_axes(shape: tuple[int, ...], rule: str, least: int) -> tuple[int, int] | None:
+    """The two axes that a rule factors in a tensor of this shape, or None where it keeps the whole."""
+    n = len(shape)
+    if n < 2:
+        return None
+    pairs = {
+        "last": [(n - 2, n - 1)],
+        "largest": [tuple(sorted(range(n), key=lambda axis: shape[axis])[-2:])],
+        "channels": [(0, 1), (n - 2, n - 1)],
+    }
+    for row, col in pairs[rule]:
+        if min(shape[row], shape[col]) >= least:
+            return row, col
+    return None
