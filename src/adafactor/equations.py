@@ -41,12 +41,12 @@ def average(old: Tensor, new: Tensor, decay: Scalar) -> Tensor:
     return torch.lerp(old.to(new.dtype), new, 1 - decay)
 
 
-def row_scale(row: Tensor, row_axis: int) -> Tensor:
+def row_scale(row: Tensor, mean: Tensor) -> Tensor:
     """(R/mean R)^−½: the rows' share of 1/√V̂, V̂ = R·C/mean(R) (Algorithm 4, line 7).
 
     √V̂ is never formed, nor is the product R·C, which leaves float32 where its factors do not.
     """
-    return (row / row.mean(row_axis, keepdim=True)).rsqrt()
+    return (row / mean).rsqrt()
 
 
 def root_mean_square(sum_of_squares: Scalar, count: int) -> Scalar:

@@ -3,13 +3,14 @@
     G ── moments ──▶ row and column means of G² ── factors ──▶ R, C ── energy ──▶ ΣU², ΣX² ──▶ clip, α ── apply ──▶ X
 
 The three walks over tensor-sized data, and the vectors between them, belong to a kernel (`kernels/__init__.py` has the
-contract); everything here is a scalar.
+contract); everything here is a scalar. Where a parameter is sharded, x, g and the state are this rank's part of it and
+the layout is that of the whole; `sharding.Ranks` completes the sums after the first walk and after the second.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from adafactor.equations import Scalar
 from adafactor.kernels import Kernel
 from adafactor.layout import Layout, scalar, statistics_dtype
 from adafactor.settings import Settings
+
+if TYPE_CHECKING:
+    from adafactor.sharding import Ranks
 
 
 @dataclass(eq=False)
@@ -44,6 +48,10 @@ class Update:
     cols: Tensor | None = None  # mean of G² + ε₁ over the row axis, in the shape of state["col"]
     finite: Tensor | bool = True  # G² holds no NaN and no infinity
 
+    sharded: bool = False
+    # mean of Rₜ over the row axis, in the shape of state["row"] with that axis of length 1; None: R is whole here
+    mean_row: Tensor | None = None
+
     mask: Tensor | None = None  # is the step taken? Only where asking would make the host wait; None is yes
     scales: list[Tensor] = field(default_factory=list)  # 1/√V̂ as factors that broadcast over X; [] if V̂ is whole
     u2: Scalar = 0.0  # ΣU², left by kernel.energy
@@ -57,22 +65,32 @@ class Update:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The parameter's shape."""
-        return tuple(self.x.shape)
+        """The parameter's shape; of the whole, where it is sharded."""
+        return self.layout.shape
 
 
-def step(bucket: list[Update], kernel: Kernel) -> list[Update]:
+def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> list[Update]:
     """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
     for u in bucket:
         begin(u)  # t, β̂₂ₜ, ρₜ
-    kernel.moments(bucket)  # means of G² + ε₁ over columns and over rows
+    kernel.moments(_walkable(bucket))  # means of G² + ε₁ over columns and over rows
+    if ranks is not None:
+        ranks.complete_moments()
     taken = [u for u in bucket if admit(u)]
     kernel.factors(taken)  # Rₜ, Cₜ, and 1/√V̂ₜ as their product
-    kernel.energy(taken)  # ΣU², ΣX²
+    kernel.energy(_walkable(taken))  # ΣU², ΣX²
+    if ranks is not None:
+        ranks.complete_energies(taken)
     for u in taken:
         conclude(u)  # αₜ / max(1, RMS(U)/d)
-    kernel.apply_(taken)  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
-    return [u for u in bucket if u not in taken]
+    kernel.apply_(_walkable(taken))  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
+    stepped = set(taken)
+    return [u for u in bucket if u not in stepped]
+
+
+def _walkable(bucket: list[Update]) -> list[Update]:
+    """Those with data on this rank: a shard may be empty, and still has factors to keep."""
+    return [u for u in bucket if not u.sharded or u.x.numel()]
 
 
 def begin(u: Update) -> None:

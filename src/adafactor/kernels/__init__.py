@@ -12,6 +12,10 @@ A bucket is a list of `step.Update`. Each walk reads what `step` prepared and le
 What is kept whole, `state["full"]` and `state["momentum"]`, is averaged in `energy` or in `apply_`. A kernel may do in
 `moments` what it would do in `energy`, as long as it only reads.
 
+Where a parameter is sharded, X, G and the state are this rank's shard and `layout` is that of the whole: sums are divided
+by the whole's lengths, and `sharding.py` adds up the parts between the walks. `factors` takes mean(R) from `mean_row`
+where that is set, since R is then not whole here. A walk is never given an empty shard; `factors` may be.
+
 Nothing in the state or in X changes before `step` has seen `finite`.
 """
 

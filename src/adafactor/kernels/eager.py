@@ -82,9 +82,9 @@ def _moments(u: Update) -> None:
         if not small:
             q.mul_(shrink)
         if "row" in shapes:
-            u.rows = _add(u.rows, q.sum(col_axis, dtype=dtype), _drop(block, col_axis), shapes["row"])
+            u.rows = _add(u.rows, q.sum(col_axis, dtype=dtype), _drop(block, col_axis), u.state["row"].shape)
         if "col" in shapes:
-            u.cols = _add(u.cols, q.sum(row_axis, dtype=dtype), _drop(block, row_axis), shapes["col"])
+            u.cols = _add(u.cols, q.sum(row_axis, dtype=dtype), _drop(block, row_axis), u.state["col"].shape)
     if u.rows is not None and col_axis is not None:
         u.rows /= shrink * u.layout.shape[col_axis]
     if u.cols is not None and row_axis is not None:
@@ -108,7 +108,11 @@ def _inverse_root(u: Update, row: Tensor | None, col: Tensor | None) -> list[Ten
     row_axis, col_axis, scales = u.layout.row_axis, u.layout.col_axis, []
     if row is not None and row_axis is not None and col_axis is not None:
         row = row.unsqueeze(col_axis)  # (…, n, 1)
-        scales.append(eq.row_scale(row, row_axis) if u.layout.estimator == "outer" else row.rsqrt())
+        if u.layout.estimator == "outer":
+            known = row.mean(row_axis, keepdim=True) if u.mean_row is None else u.mean_row.unsqueeze(col_axis)
+            scales.append(eq.row_scale(row, known))
+        else:
+            scales.append(row.rsqrt())
     if col is not None and row_axis is not None:
         scales.append(col.unsqueeze(row_axis).rsqrt())  # (…, 1, m)
     return [scale.to(statistics_dtype(u.x.dtype)) for scale in scales]
