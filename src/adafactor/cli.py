@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from adafactor import __version__
 
 # name → (module with `add_arguments(parser)` and `run(arguments) -> int`, one line of help)
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("adafactor.bench.command", "Time a step of ours and of every other optimizer on this machine."),
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:

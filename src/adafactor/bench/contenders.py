@@ -104,7 +104,7 @@ class JaxRunner:
 
     def values(self) -> list[Tensor]:
         """The parameters as they are now."""
-        return [torch.from_dlpack(x) for x in self.x]
+        return [torch.utils.dlpack.from_dlpack(x) for x in self.x]
 
     def state_bytes(self) -> int:
         """The size of every array in the state."""
@@ -263,7 +263,7 @@ CONTENDERS = {
 
 
 def find(key: str) -> Contender:
-    """The contender of that name; `module:Class` is an optimizer of the user's own, made with nothing but parameters."""
+    """The contender of that name; `module:Class` is an optimizer of the user's own, made from parameters alone."""
     if key in CONTENDERS:
         return CONTENDERS[key]
     module, colon, name = key.partition(":")

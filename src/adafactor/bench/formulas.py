@@ -75,7 +75,10 @@ class Factored:
     def __call__(self, x: Array, grads: Sequence[Array], unit: float) -> Array:
         """All steps."""
         pair = factored_axes(x.shape, self.axes, self.least)
-        r, c, v, m = 0.0, 0.0, 0.0, 0.0 * x
+        r: Array = 0.0
+        c: Array = 0.0
+        v: Array = 0.0
+        m: Array = 0.0
         for t, g in enumerate(grads, start=1):
             rho = min(self.lr, 1 / math.sqrt(t)) if self.rsqrt else self.lr
             alpha = max(1e-3, rms(x)) * rho if self.relative else rho
@@ -88,7 +91,7 @@ class Factored:
                 row, col = pair
                 r = b * r + (1 - b) * q.mean(col, keepdims=True)
                 c = b * c + (1 - b) * q.mean(row, keepdims=True)
-                u = g / ((r / r.mean(row, keepdims=True)) ** 0.5 * c**0.5)  # type: ignore[attr-defined]
+                u = g / ((r / r.mean(row, keepdims=True)) ** 0.5 * c**0.5)
             change = alpha * u / max(1.0, rms(u) / self.clip)
             if self.beta1:
                 m = self.beta1 * m + (1 - self.beta1) * change
@@ -105,14 +108,16 @@ class TorchFactored:
 
     def __call__(self, x: Array, grads: Sequence[Array], unit: float) -> Array:
         """All steps."""
-        r, c, v = 0.0, 0.0, 0.0
+        r: Array = 0.0
+        c: Array = 0.0
+        v: Array = 0.0
         for t, g in enumerate(grads, start=1):
             alpha = max(1e-3, rms(x)) * min(self.lr, 1 / math.sqrt(t))
             b = 1 - t**-0.8
             if x.ndim > 1:
                 r = b * r + (1 - b) * (g**2).mean(-1, keepdims=True)
                 c = b * c + (1 - b) * (g**2).mean(-2, keepdims=True)
-                estimate = r * c / r.mean(-2, keepdims=True).clip(min=unit)  # type: ignore[attr-defined]
+                estimate = r * c / r.mean(-2, keepdims=True).clip(min=unit)
             else:
                 estimate = v = b * v + (1 - b) * g**2
             u = g / estimate.clip(min=unit**2) ** 0.5
@@ -125,11 +130,9 @@ def factored_axes(shape: tuple[int, ...], rule: str, least: int) -> tuple[int, i
     n = len(shape)
     if n < 2:
         return None
-    pairs = {
-        "last": [(n - 2, n - 1)],
-        "largest": [tuple(sorted(range(n), key=lambda axis: shape[axis])[-2:])],
-        "channels": [(0, 1), (n - 2, n - 1)],
-    }
+    second, largest = sorted(range(n), key=lambda axis: shape[axis])[-2:]
+    last = (n - 2, n - 1)
+    pairs = {"last": [last], "largest": [(second, largest)], "channels": [(0, 1), last]}
     for row, col in pairs[rule]:
         if min(shape[row], shape[col]) >= least:
             return row, col

@@ -1,0 +1,45 @@
+"""What a parameter costs, from a million to a billion of them."""
+
+from __future__ import annotations
+
+from adafactor.bench.contenders import DTYPES
+from adafactor.bench.machine import available_bytes
+from adafactor.bench.measure import Entry
+from adafactor.bench.suites import Suite, transformer
+
+# name → layers and width of a GPT-2-like stack with about so many parameters
+SIZES = {
+    "1M": (4, 144),
+    "3M": (6, 208),
+    "10M": (8, 320),
+    "30M": (8, 560),
+    "100M": (12, 832),
+    "300M": (16, 1248),
+    "1B": (24, 1856),
+}
+# both ours, the yardstick, and the least that an optimizer can do
+CONTENDERS = ("sgd", "adamw-fused", "cpu", "eager")
+
+
+def suite(name: str) -> Suite:
+    """The stack of that size."""
+    if name not in SIZES:
+        raise ValueError(f"unknown size {name!r}; there are {', '.join(SIZES)}")
+    layers, width = SIZES[name]
+    return Suite(name, f"{layers} layers of width {width}", tuple(transformer(layers, width)))
+
+
+def that_fit(stack: Suite, entries: list[Entry]) -> list[Entry]:
+    """Those that fit the memory together, in the order given: weights, gradients, states, and a tenth to spare."""
+    free = available_bytes()
+    if free is None:
+        return entries
+    size = stack.parameters
+    kept, needed = [], {entry.dtype: 2 * size * DTYPES[entry.dtype].itemsize for entry in entries}
+    used = float(sum(needed.values()))
+    for entry in entries:
+        state = 2 * size * DTYPES[entry.dtype].itemsize if entry.contender.key.startswith("adamw") else 0
+        if used + state <= 0.9 * free:
+            used += state
+            kept.append(entry)
+    return kept
