@@ -23,8 +23,9 @@ lint: .venv/ready .venv/integrations
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready
-	$(BIN)/python -m bench.gpt2
+# Long, and it wants an otherwise idle machine. `adafactor bench --help` for parts of it.
+bench: .venv/bench
+	$(BIN)/adafactor bench --suite all --cost --output runs/bench
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -35,6 +36,12 @@ bench: .venv/ready
 
 .venv/integrations: .venv/ready
 	$(INSTALL) -e ".[integrations]"
+	touch $@
+
+# timm would bring torchvision, which its optimizers do not use.
+.venv/bench: .venv/ready
+	$(INSTALL) -e ".[bench,jax]"
+	$(INSTALL) --no-deps timm
 	touch $@
 
 clean:

@@ -33,13 +33,13 @@ class Run:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     add = parser.add_argument
-    add("--suite", nargs="+", metavar="NAME", help=f"of {', '.join(suites.SUITES)}; all but tiny if not given")
+    add("--suite", nargs="+", metavar="NAME", help=f"all, or some of {', '.join(suites.SUITES)}")
     add("--model", metavar="MODULE:FUNCTION", help="the shapes of the torch.nn.Module that this function returns")
     add("--contender", nargs="+", metavar="NAME", help="only these; module:Class is an optimizer of your own")
     add("--dtype", choices=("float32", "bfloat16"), help="of all; else float32, and bfloat16 for ours and fused AdamW")
     add("--rounds", type=int, default=15, help="how often each contender has its turn (15)")
     add("--threads", type=int, help="threads for each contender; all cores if not given")
-    add("--cost", nargs="*", metavar="SIZE", help="also what a parameter costs from 1M to 1B; or at these sizes only")
+    add("--cost", nargs="*", metavar="SIZE", help="what a parameter costs from 1M to 1B, or at these sizes")
     add("--no-memory", action="store_true", help="leave out the extra memory, which takes a process per contender")
     add("--output", type=Path, default=Path("adafactor-bench"), help="the folder for results.json, plots and page")
     add("--render", type=Path, metavar="FILE", help="measure nothing: print the tables of this JSON as Markdown")
@@ -94,16 +94,17 @@ def bench(arguments: argparse.Namespace) -> Results:
 
 
 def _suites(arguments: argparse.Namespace) -> list[Suite]:
-    """Those asked for; `--cost` or `--model` alone mean nothing else."""
+    """Those asked for; all when nothing is, since `--cost` or `--model` alone mean nothing else."""
     own = [suites.of_model(arguments.model)] if arguments.model else []
     if arguments.suite is None:
         alone = own or arguments.cost is not None
         return own if alone else [suites.find(name) for name in suites.DEFAULT]
-    return [suites.find(name) for name in arguments.suite] + own
+    names = suites.DEFAULT if arguments.suite == ["all"] else arguments.suite
+    return [suites.find(name) for name in names] + own
 
 
 def _entries(arguments: argparse.Namespace) -> list[Entry]:
-    """Contenders in the order of the registry's dtypes: all float32 first."""
+    """Those asked for, each in its dtypes or in the one asked for; all float32 first."""
     from adafactor.bench.contenders import CONTENDERS, DTYPES, find
     from adafactor.bench.measure import Entry
 

@@ -20,7 +20,8 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0",
 def extra_bytes(contender: str, shapes: Sequence[tuple[int, ...]], dtype: str, threads: int) -> int | None:
     """The most memory that a step held beyond parameters, gradients and state; None where it cannot be known.
 
-    The first two steps are not looked at: they make the state, compile, and start threads.
+    The first two steps are not looked at: they make the state, compile, and start threads. The kernel counts pages
+    in batches, so that small figures are rough.
     """
     if not PEAK.exists():  # Linux has it
         return None

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from adafactor.bench.contenders import find
-from adafactor.bench.present import Table, about, label, tables
+from adafactor.bench.present import Table, about, label, significant, tables
 from adafactor.bench.results import Measured, Results, Timing
 from adafactor.bench.targets import YARDSTICK
 
@@ -74,27 +74,34 @@ def _section(table: Table) -> str:
 
 
 def _times(results: Results, path: Path) -> Path:
-    """Bars: a step of each contender, as a multiple of fused AdamW's, or in ms where that was not measured."""
+    """A step of each contender against fused AdamW's, on one scale for all suites; ms where that was not measured.
+
+    On a log scale a bar has no natural beginning but 1, so bars go from there: to the left faster, to the right slower.
+    """
     from matplotlib.figure import Figure
 
-    count = len(results.suites)
-    longest = max(len(m.timings) for m in results.suites)
-    figure = Figure(figsize=(9, count * (0.9 + 0.24 * longest)), layout="constrained")
-    for axes, measured in zip(figure.subplots(count, 1, squeeze=False)[:, 0], results.suites, strict=True):
-        timings = sorted(measured.timings, key=lambda t: -_relative(measured, t))
-        values = [_relative(measured, t) for t in timings]
+    relative = all(map(_has_base, results.suites))
+    heights = [0.9 + 0.24 * len(m.timings) for m in results.suites]
+    figure = Figure(figsize=(9, sum(heights) + 0.4), layout="constrained")
+    panels = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    for axes, measured in zip(panels, results.suites, strict=True):
+        timings = sorted(measured.timings, key=lambda t: -_figure(measured, t, relative))
+        values = [_figure(measured, t, relative) for t in timings]
         colours = [COLOURS[find(t.contender).role] for t in timings]
-        bars = axes.barh([label(t) for t in timings], values, color=colours)
-        axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+        axes.barh([label(t) for t in timings], [v - 1 for v in values], left=1, color=colours)
+        for place, value in enumerate(values):
+            text = significant(value)
+            side = {"ha": "left", "xytext": (4, 0)} if value >= 1 else {"ha": "right", "xytext": (-4, 0)}
+            axes.annotate(text, (value, place), textcoords="offset points", va="center", fontsize=8, **side)
+        axes.axvline(1.0, color="black", linewidth=0.8)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.12)
         axes.set_title(f"{measured.name}: {measured.title}", loc="left", fontsize=10, fontweight="bold")
-        axes.tick_params(labelsize=8)
+        axes.tick_params(labelsize=8, labelbottom=True)
         axes.spines[["top", "right"]].set_visible(False)
-        if measured.timing(YARDSTICK):
-            axes.axvline(1.0, color="black", linewidth=0.8)
-    unit = "× torch.optim.AdamW, fused, in the same dtype" if all(map(_has_base, results.suites)) else "ms a step"
-    figure.supxlabel(f"{unit} (log scale; shorter is faster)", fontsize=9)
+    unit = "× torch.optim.AdamW, fused, in the same dtype" if relative else "ms a step"
+    figure.supxlabel(f"{unit} (log scale; left is faster)", fontsize=9)
     figure.savefig(path, dpi=130)
     return path
 
@@ -107,13 +114,14 @@ def _cost(results: Results, path: Path) -> Path:
     axes = figure.subplots()
     for key in dict.fromkeys(t.contender for m in results.cost for t in m.timings):
         pairs = [(m.parameters, t) for m in results.cost for t in m.timings if t.contender == key]
-        points = [(n, 1e9 * t.median / n) for n, t in pairs]
-        style = "-" if key != "eager" else "--"
+        style = {"cpu": "-", "adamw-fused": "-"}.get(key, "--")
         colour = COLOURS[find(key).role]
-        axes.plot(*zip(*points, strict=True), style, marker="o", label=find(key).label, color=colour)
-        axes.annotate(find(key).label, points[-1], textcoords="offset points", xytext=(-4, 6), ha="right", fontsize=8)
-    axes.set(xscale="log", ylabel="ns a parameter", xlabel="parameters")
-    axes.set_ylim(bottom=0)
+        costs = [1e9 * t.median / n for n, t in pairs]
+        axes.plot([n for n, _ in pairs], costs, style, marker="o", label=find(key).label, color=colour)
+    axes.set(xscale="log", yscale="log", ylabel="ns a parameter", xlabel="parameters")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     return path
@@ -123,6 +131,6 @@ def _has_base(measured: Measured) -> bool:
     return all(measured.timing(YARDSTICK, t.dtype) for t in measured.timings)
 
 
-def _relative(measured: Measured, timing: Timing) -> float:
-    base = measured.timing(YARDSTICK, timing.dtype) if _has_base(measured) else None
+def _figure(measured: Measured, timing: Timing, relative: bool) -> float:
+    base = measured.timing(YARDSTICK, timing.dtype) if relative else None
     return timing.median / base.median if base else 1e3 * timing.median

@@ -151,9 +151,7 @@ def _checks(results: Results) -> Table:
         name = Entry(contenders.find(c.contender), c.dtype).label
         verdict = {True: "right", False: "WRONG", None: "has no formula to check"}[c.correct]
         rows.append([name, "–" if c.error is None else f"{c.error:.0e}", verdict])
-    note = (
-        "Deviation after five steps from each contender's own formula in float64, relative to the distance travelled."
-    )
+    note = "Deviation after five steps from each one's own formula in float64, relative to the distance travelled."
     return Table("Is the update the one that the formula says?", note, ["optimizer", "deviation", "update"], rows)
 
 
