@@ -37,8 +37,12 @@ def second_moment_decay(t: Scalar, beta2: float | None, c: float) -> Scalar:
 
 
 def average(old: Tensor, new: Tensor, decay: Scalar) -> Tensor:
-    """β̂ₜ·old + (1 − β̂ₜ)·new (Algorithm 4, lines 5–6), in the precision of `new`."""
-    return torch.lerp(old.to(new.dtype), new, 1 - decay)
+    """β̂ₜ·old + (1 − β̂ₜ)·new (Algorithm 4, lines 5–6), in the precision of `new`.
+
+    Each operation is rounded on its own, so that every kernel on every rank gets the same bits; `lerp` fuses some.
+    """
+    old = old.to(new.dtype)
+    return old + (new - old) * (1 - decay)
 
 
 def row_scale(row: Tensor, mean: Tensor) -> Tensor:

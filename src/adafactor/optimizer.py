@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
+from adafactor import sharding
 from adafactor.diagnostics import Record, Trace
 from adafactor.kernels import choose
 from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
 from adafactor.settings import Settings
+from adafactor.sharding import Ranks, Shard
 from adafactor.step import Update, step
 
 
@@ -109,6 +111,7 @@ class Adafactor(Optimizer):
         choose(backend)
         self.backend = backend
         self._traces: dict[Tensor, Trace] = {}
+        self._seen: dict[Tensor, Any] = {}  # how the gradients of sharded parameters came
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,13 +166,14 @@ class Adafactor(Optimizer):
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
     def _step(self) -> None:
-        updates = self._updates()
+        updates, ranks = self._updates()
         kernel = choose(self.backend)
-        # those that may raise go first and together, so that nothing has changed when they do
-        strict = [u for u in updates if u.settings.on_nonfinite == "raise"]
-        skipped = step(strict, kernel)
+        # those that may raise go first and together, so that nothing has changed when they do; so do shards, whose
+        # sums then travel together
+        first = [u for u in updates if u.sharded or u.settings.on_nonfinite == "raise"]
+        skipped = step(first, kernel, ranks)
         for u in updates:
-            if u.settings.on_nonfinite != "raise":
+            if not u.sharded and u.settings.on_nonfinite != "raise":
                 skipped += step([u], kernel)  # one by one: it stays in the cache from walk to walk
         if skipped:
             self._warn_once(skipped[0], stacklevel=8)
@@ -205,20 +209,24 @@ class Adafactor(Optimizer):
             before.remove()
             after.remove()
 
-    def _updates(self) -> list[Update]:
+    def _updates(self) -> tuple[list[Update], Ranks | None]:
         """Everything that can be wrong is found here, before anything is changed."""
-        updates = []
+        updates: list[Update] = []
+        shards: list[Shard] = []
         for group, names in zip(self.param_groups, self._names(), strict=True):
             settings = Settings.of(group)
             for p, name in zip(group["params"], names, strict=True):
-                if p.grad is None:
-                    continue
-                _check_gradient(p.grad, name)
-                shapes = _layout(p, settings)
-                state = self._state(p, shapes, settings, name)
-                if p.numel():
-                    updates.append(Update(p.detach(), p.grad.detach(), state, settings, shapes, self._trace(p), name))
-        return updates
+                shapes, found = _layout(p, settings), None
+                if p.grad is not None:
+                    _check_gradient(p, p.grad, name)
+                    state = self._state(p, shapes, settings, name)
+                    found = Update(p.detach(), p.grad.detach(), state, settings, shapes, self._trace(p), name)
+                if p.numel() and found is not None:
+                    updates.append(found)
+                # without a gradient here, other ranks may still have one
+                if p.numel() and sharding.is_sharded(p) and (found is not None or p.requires_grad):
+                    shards.append(Shard.of(p, name, shapes, found))
+        return updates, Ranks(shards, self._seen) if shards else None
 
     def _state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
@@ -281,7 +289,7 @@ class Adafactor(Optimizer):
                 self.state[p] = _new_state(p, _layout(p, settings), settings)
                 for name, value in (values or {}).items():
                     if name in self.state[p]:
-                        self.state[p][name].copy_(torch.as_tensor(value))
+                        sharding.copy_(self.state[p][name], torch.as_tensor(value))
                     else:
                         self.state[p][name] = deepcopy(value)
 
@@ -294,9 +302,13 @@ def _new_state(p: Tensor, shapes: Layout, settings: Settings) -> dict[str, Tenso
     dtype = statistics_dtype(p.dtype)
     state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
     for key, shape in shapes.statistics.items():
-        # what is kept whole lies in memory as the parameter does
-        like = key == "full"
-        state[key] = torch.zeros_like(p, dtype=dtype) if like else torch.zeros(shape, dtype=dtype, device=p.device)
+        if key == "full":
+            state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
+        elif sharding.is_sharded(p):
+            summed = shapes.col_axis if key == "row" else shapes.row_axis
+            state[key] = sharding.zeros(p, summed or 0, dtype)
+        else:
+            state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     if settings.beta1:
         state["momentum"] = torch.zeros_like(p, dtype=dtype)
     return {key: value.detach() for key, value in state.items()}
@@ -307,13 +319,13 @@ def _check_parameter(p: Tensor, name: str) -> None:
         raise ValueError(
             f"{name} is a flat parameter of FSDP1, whose slices are not the model's matrices; use FSDP2 (fully_shard)"
         )
-    if type(p).__name__ == "DTensor":
-        raise NotImplementedError(f"{name} is a DTensor; sharded parameters are not supported yet")
     if not p.is_floating_point():
         raise TypeError(f"{name} has dtype {p.dtype}; Adafactor steps real floating-point parameters only")
 
 
-def _check_gradient(g: Tensor, name: str) -> None:
+def _check_gradient(p: Tensor, g: Tensor, name: str) -> None:
+    if sharding.is_sharded(p) != sharding.is_sharded(g):
+        raise TypeError(f"{name} is a {type(p).__name__}, but its gradient a {type(g).__name__}: shard both or none")
     if g.layout != torch.strided:
         raise TypeError(f"the gradient of {name} is sparse ({g.layout}); make the layer dense (e.g. sparse=False)")
     if not g.is_floating_point():
