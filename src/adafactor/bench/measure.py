@@ -43,7 +43,7 @@ def measure(suite: Suite, entries: list[Entry], rounds: int, tick: Tick) -> Meas
     for entry in entries:
         tick(f"{suite.name}: warming up {entry.label}")
         runners.append(entry.contender.make(params[entry.dtype]))
-        _turn(runners[-1], 1)  # makes the state, compiles
+        _turn(runners[-1], 2)  # makes the state, compiles; optax compiles once more in its second step
     repeats = [max(1, math.ceil(TURN / _turn(runner, 1))) for runner in runners]
     seconds: list[list[float]] = [[] for _ in entries]
     copy, bandwidths = Copy(), []
