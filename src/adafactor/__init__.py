@@ -1,8 +1,22 @@
 """Adafactor for PyTorch, exactly as Shazeer & Stern (2018) give it."""
 
+from typing import TYPE_CHECKING, Any
+
 from adafactor import schedules
 from adafactor.diagnostics import Record
 from adafactor.optimizer import Adafactor
 
-__all__ = ["Adafactor", "Record", "schedules"]
+if TYPE_CHECKING:
+    from adafactor.migration import MigrationWarning, like, migrate
+
+__all__ = ["Adafactor", "MigrationWarning", "Record", "like", "migrate", "schedules"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Load what most training runs never use when it is first asked for."""
+    if name in ("MigrationWarning", "like", "migrate"):
+        from adafactor import migration
+
+        return getattr(migration, name)
+    raise AttributeError(f"module 'adafactor' has no attribute {name!r}")

@@ -1,0 +1,120 @@
+"""`adafactor migrate in.pt out.pt --from transformers`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from adafactor.migration import files
+from adafactor.migration.core import OURS, PEERS, READ_TREE, TARGETS, migrate
+from adafactor.migration.form import MigrationWarning
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    parser.add_argument("source", type=Path, metavar="in.pt", help="a checkpoint: .pt, .bin, .ckpt or .safetensors")
+    parser.add_argument("target", type=Path, metavar="out.pt", help="the converted checkpoint; all else in it is kept")
+    parser.add_argument("--from", dest="peer", required=True, choices=[*PEERS, OURS], help="whose state it holds")
+    parser.add_argument("--to", default=OURS, choices=TARGETS, help="whose state to write (default: %(default)s)")
+    parser.add_argument(
+        "--key", help="where in the checkpoint the optimizer is, such as optimizer or optimizer_states.0"
+    )
+    parser.add_argument(
+        "--arguments", type=_json, default={}, help="arguments that the checkpoint does not hold, as a JSON object"
+    )
+    parser.add_argument("--params", type=Path, help="the model's weights, to check names and shapes (for optax, T5X)")
+    parser.add_argument("--paths", type=_json, default={}, help="names in --params to paths in the tree, as JSON")
+    parser.add_argument("--force", action="store_true", help="replace out.pt if it exists")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert one file; differences are told on stderr."""
+    if arguments.target.exists() and not arguments.force:
+        raise ValueError(f"{arguments.target} exists; --force replaces it")
+    checkpoint = files.read(arguments.source)
+    tree = arguments.peer in READ_TREE
+    keys = _words(arguments.key) if arguments.key is not None else [] if tree else _find(checkpoint, arguments.source)
+    params = None if arguments.params is None else _weights(arguments.params)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", MigrationWarning)
+        converted = migrate(
+            _get(checkpoint, keys),
+            arguments.peer,
+            arguments.to,
+            params=params,
+            arguments=arguments.arguments,
+            paths=arguments.paths,
+        )
+    for note in caught:
+        print(f"adafactor migrate: {note.message}", file=sys.stderr)
+    files.write(_put(checkpoint, keys, converted), arguments.target)
+    print(f"{arguments.target}: {len(converted['state'])} parameters in {len(converted['param_groups'])} groups")
+    return 0
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {wrong}") from wrong
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _words(key: str) -> list[str | int]:
+    return [int(word) if word.isdigit() else word for word in key.split(".")]
+
+
+def _find(checkpoint: Any, path: Path) -> list[str | int]:
+    found = list(_optimizers(checkpoint, []))
+    if len(found) == 1:
+        return found[0]
+    where = ", ".join(".".join(map(str, keys)) for keys in found)
+    raise ValueError(
+        f"{path} holds several optimizers ({where}): choose one with --key"
+        if found
+        else f"{path} holds no optimizer's state dict, with 'state' and 'param_groups'"
+    )
+
+
+def _optimizers(node: Any, keys: list[str | int]) -> Iterator[list[str | int]]:
+    """Where there is a state dict, in dicts and lists down to the third level."""
+    if isinstance(node, Mapping) and {"state", "param_groups"} <= node.keys():
+        yield keys
+    elif len(keys) < 3 and isinstance(node, (Mapping, list)):
+        for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _optimizers(value, [*keys, key])
+
+
+def _get(checkpoint: Any, keys: list[str | int]) -> Any:
+    for key in keys:
+        try:
+            checkpoint = checkpoint[key]
+        except (KeyError, IndexError, TypeError) as wrong:
+            raise ValueError(f"the checkpoint has no {key!r} (of --key {'.'.join(map(str, keys))})") from wrong
+    return checkpoint
+
+
+def _put(checkpoint: Any, keys: list[str | int], value: Any) -> Any:
+    """A copy of the containers on the way, with the value at its end."""
+    if not keys:
+        return value
+    copy = dict(checkpoint) if isinstance(checkpoint, Mapping) else list(checkpoint)
+    copy[keys[0]] = _put(checkpoint[keys[0]], keys[1:], value)  # type: ignore[index]
+    return copy
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """Names and tensors of a model's weights; a safetensors file has no tree here, names may hold any sign."""
+    weights = files.read(path)
+    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f"{path} is not a model's state dict of names and tensors")
+    return dict(weights)
