@@ -204,10 +204,10 @@ def _moments(peer: Peer, theirs: Mapping[str, Any], entry: Any, member: Member) 
     if not isinstance(entry, Mapping):
         raise ValueError(f"the state of {member.where} is {type(entry).__name__}, not a dict")
     assert peer.read is not None
-    moments = check(peer.read(theirs, entry, member.shape, member.where), is_half(entry), member.where)
+    moments = peer.read(theirs, entry, member.shape, member.where)
     if member.shape is not None and moments.shape != member.shape:
         raise ValueError(f"{member.where} has the shape {member.shape}, its state is of the shape {moments.shape}")
-    return moments
+    return check(moments, is_half(entry), member.where)
 
 
 def _of_tree(

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,9 @@ def read(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice about the form of a file that is refused if it cannot be read
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (*UNREADABLE, zipfile.BadZipFile) as wrong:
         reason = str(wrong).strip().split("\n")[0][:200]
         raise ValueError(

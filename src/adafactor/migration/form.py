@@ -124,8 +124,8 @@ def statistics(entry: Mapping[str, Any], keys: tuple[str, str, str], where: str)
 
 
 def is_half(entry: Mapping[str, Any]) -> bool:
-    """Does the entry hold statistics in half precision, whose averages drift?"""
-    return any(isinstance(value, Tensor) and value.dtype in HALF for value in entry.values())
+    """Does the entry hold second moments in half precision, whose averages drift?"""
+    return any(isinstance(v, Tensor) and v.dtype in HALF for key, v in entry.items() if key != "exp_avg")
 
 
 def _listed(entry: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from adafactor.migration.form import Arguments, Axes, Moments, Peer, Shape, Tran
 
 SLICES = (
     "T5X clips and scales each slice of a 'batch' axis by its own RMS, ours the whole tensor: 20 steps on slices whose "
-    "RMS differ 10 times end 85 % of the distance travelled apart"
+    "RMS differ 10 times end 67 % of the distance travelled apart"
 )
 LEFT_OUT = "T5X's {argument} has no counterpart and is left out: {instead}"
 

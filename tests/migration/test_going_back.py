@@ -1,0 +1,110 @@
+"""Ours back to torch and to transformers, and what these cannot take."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import adafactor
+from adafactor import Adafactor
+from tests.migration.peers import AFTER, BEFORE, SAME, SHAPES, Shapes, apart, original, parameters, steps
+
+NAME = {"torch": "torch.optim.Adafactor", "transformers": "transformers' Adafactor"}
+SLOW = pytest.mark.slow
+LAST_TWO = {"axes": (-2, -1)}
+
+
+def trained(keywords: dict[str, Any], shapes: Shapes, dtype: torch.dtype) -> tuple[Adafactor, list[torch.Tensor]]:
+    params = parameters(shapes, dtype=dtype)
+    ours = Adafactor(params, **keywords)
+    steps(ours, params, range(BEFORE))
+    return ours, params
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("target", "keywords"),
+    [
+        ("torch", {"weight_decay": 0.1}),
+        ("torch", {"lr": 0.1, "clip": None, "decay_rate": 0.6, "maximize": True}),
+        pytest.param("transformers", {"beta1": 0.9}, marks=SLOW),
+        pytest.param("transformers", {"lr": 1e-3, "lr_decay": None, "clip": 0.5}, marks=SLOW),
+        pytest.param(
+            "transformers", {"lr": 1e-3, "lr_decay": None, "relative": False, "weight_decay": 0.1}, marks=SLOW
+        ),
+    ],
+    ids=str,
+)
+def test_the_other_takes_our_steps(target: str, keywords: dict[str, Any], dtype: torch.dtype) -> None:
+    ours, params = trained({**keywords, **LAST_TWO}, SHAPES, dtype)
+    theirs_params = [p.detach().clone().requires_grad_() for p in params]
+    start = [p.detach().clone() for p in params]
+    theirs = original(target)(theirs_params)
+    theirs.load_state_dict(adafactor.migrate(ours.state_dict(), "adafactor", target, params=params))
+    steps(ours, params, range(BEFORE, BEFORE + AFTER))
+    steps(theirs, theirs_params, range(BEFORE, BEFORE + AFTER))
+    assert apart(theirs_params, params, start) < SAME[dtype]
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+@pytest.mark.parametrize("target", ["torch", "transformers"])
+def test_there_and_back_again_is_the_same_state(target: str) -> None:
+    ours, _ = trained(LAST_TWO, SHAPES, torch.float32)
+    saved = ours.state_dict()
+    there = adafactor.migrate(saved, "adafactor", target)
+    back = adafactor.migrate(there, target)
+    assert {k: v for k, v in back["param_groups"][0].items()} == saved["param_groups"][0]
+    for key, state in saved["state"].items():
+        assert back["state"][key].keys() == state.keys()
+        assert all(torch.allclose(value, back["state"][key][name]) for name, value in state.items())
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+def test_from_one_peer_to_another_by_way_of_ours() -> None:
+    params = parameters(SHAPES)
+    theirs = torch.optim.Adafactor(params)
+    steps(theirs, params, range(BEFORE))
+    moved = adafactor.migrate(theirs.state_dict(), "torch", "transformers")
+    assert moved["state"][0]["exp_avg_sq_row"].shape == (24,) and moved["state"][0]["step"] == BEFORE
+
+
+@pytest.mark.parametrize(
+    ("target", "keywords", "message"),
+    [
+        ("torch", {"beta1": 0.9}, "beta1=0.9"),
+        ("torch", {"relative": False}, "relative=False"),
+        ("torch", {"lr_decay": None}, "lr_decay=None"),
+        ("torch", {"clip": 0.5}, "clip=0.5"),
+        ("torch", {"beta2": 0.99}, "beta2=0.99"),
+        ("transformers", {"factored": "row"}, "factored='row'"),
+        ("transformers", {"beta1": 0.9, "momentum": "gradient"}, "momentum='gradient'"),
+        ("transformers", {"maximize": True}, "maximize=True"),
+        ("transformers", {"lr": 0.1}, "nothing like lr=0.1 with lr_decay='rsqrt'"),
+    ],
+)
+def test_keywords_without_a_counterpart_are_refused(target: str, keywords: dict[str, Any], message: str) -> None:
+    ours, _ = trained(keywords, [(4, 3)], torch.float32)
+    with pytest.raises(ValueError, match=message):
+        adafactor.migrate(ours.state_dict(), "adafactor", target)
+
+
+def test_a_tensor_factored_over_other_axes_is_refused_by_name() -> None:
+    conv = torch.ones(8, 6, 3, 3, requires_grad=True)
+    saved = Adafactor([("conv", conv)]).state_dict()
+    for params in (None, [("conv", conv)]):
+        with pytest.raises(ValueError, match="conv has statistics of shapes .* factored over the last two axes"):
+            adafactor.migrate(saved, "adafactor", "torch", params=params)
+    reversed_axes = Adafactor([("conv", conv)], axes=(-1, -2)).state_dict()
+    with pytest.warns(adafactor.MigrationWarning, match="ε₁"):
+        state = adafactor.migrate(reversed_axes, "adafactor", "torch")["state"][0]
+    assert state["row_var"].shape == (8, 6, 3, 1) and state["col_var"].shape == (8, 6, 1, 3)
+
+
+def test_a_foreign_state_dict_is_not_taken_for_ours() -> None:
+    adam = torch.optim.Adam([torch.ones(2, requires_grad=True)])
+    with pytest.raises(ValueError, match="not of this optimizer"):
+        adafactor.migrate(copy.deepcopy(adam.state_dict()), "adafactor", "torch")

@@ -1,0 +1,168 @@
+"""What is not converted is said by name; what differs is said with its size, and the size is true."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import adafactor
+from tests.migration.peers import CONVOLUTIONS, Shapes, apart, moved_apart, notes, original, parameters, steps
+
+MATRICES: Shapes = [(24, 18), (18, 24), (40,)]
+SLOW = pytest.mark.slow
+StateDict = dict[str, Any]
+
+
+def saved(shapes: Shapes = [(4, 3), (5,)]) -> StateDict:  # noqa: B006
+    """A small state dict of torch's."""
+    params = parameters(shapes)
+    theirs = torch.optim.Adafactor([(f"p{i}", p) for i, p in enumerate(params)])
+    steps(theirs, params, range(2))
+    return copy.deepcopy(theirs.state_dict())
+
+
+DIFFERENCES = [
+    ("torch", {}, {"rms": 1e-5, "dtype": torch.float32}, "0.4 %", 0.004),
+    ("torch", {}, {"rms": 1e-6, "dtype": torch.float32}, "5 %", 0.05),
+    ("torch", {}, {"rms": 1e-8, "dtype": torch.float32}, "15 %", 0.15),
+    ("transformers", {"weight_decay": 0.01}, {"parameter_rms": 0.05}, "5 %", 0.05),
+    ("timm", {"betas": (0.9, 0.99), "caution": True}, {}, "24 %", 0.24),
+    ("timm_bv", {"lr": 1e-2}, {}, "0.8 %", 0.008),
+    ("timm_bv", {"lr": 1e-2, "caution": True}, {}, "24 %", 0.24),
+    ("pytorch_optimizer", {}, {}, "0.8 %", 0.008),
+    ("pytorch_optimizer", {"cautious": True}, {}, "22 %", 0.22),
+    ("pytorch_optimizer", {"ams_bound": True}, {}, "114 %", 1.14),
+    ("pytorch_optimizer", {"weight_decouple": False, "weight_decay": 0.01}, {}, "9 %", 0.09),
+    ("pytorch_optimizer", {"weight_decouple": False, "weight_decay": 0.01}, {"rms": 0.01}, "81 %", 0.81),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "run", "words", "size"),
+    [pytest.param(*d, marks=[] if d[0] == "torch" else [SLOW], id=f"{d[0]} {d[1]} {d[3]}") for d in DIFFERENCES],
+)
+def test_the_difference_is_as_large_as_it_is_said_to_be(
+    source: str, arguments: dict[str, Any], run: dict[str, Any], words: str, size: float
+) -> None:
+    with notes() as told:
+        distance = moved_apart(source, MATRICES, arguments, after=20, **run)
+    assert any(words in note for note in told)
+    assert size / 2 < distance < 2 * size
+
+
+@SLOW
+def test_a_change_of_lr_reaches_big_visions_steps_sooner() -> None:
+    arguments = {"lr": 1e-2, "momentum_dtype": torch.float64}
+    params = parameters(MATRICES, dtype=torch.float64)
+    theirs = original("timm_bv")(params, **arguments)
+    steps(theirs, params, range(7))
+    mine, start = [p.detach().clone().requires_grad_() for p in params], [p.detach().clone() for p in params]
+    with notes() as told:
+        ours = adafactor.like("timm_bv", mine, **arguments)
+        ours.load_state_dict(adafactor.migrate(theirs.state_dict(), "timm_bv"))
+    for optimizer in (theirs, ours):
+        for group in optimizer.param_groups:
+            group["lr"] = 5e-3
+    steps(theirs, params, range(7, 27))
+    steps(ours, mine, range(7, 27))
+    assert any("54 %" in note for note in told) and 0.27 < apart(mine, params, start) < 1.08
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("state"), "needs 'state' and 'param_groups'"),
+        (lambda s: s.update(param_groups=3), "'param_groups' a list"),
+        (lambda s: s["param_groups"][0].pop("params"), "group 0 of the state dict has no list 'params'"),
+        (lambda s: s["param_groups"].append(s["param_groups"][0]), "in two groups"),
+        (lambda s: s["state"].update({9: {}}), "state for parameter 9, which is in no group"),
+        (lambda s: s["state"].update({0: 3}), "the state of p0 is int, not a dict"),
+        (lambda s: s["state"][0].pop("col_var"), "p0 has no 'col_var'; it has 'step', 'row_var'"),
+        (lambda s: s["state"][1].pop("variance"), "p1 has neither 'row_var' nor 'variance'"),
+        (lambda s: s["state"][1].pop("step"), "'step' of p1 is None, not a number of steps"),
+        (lambda s: s["state"][1].update(step=-1), "'step' of p1 is -1"),
+        (lambda s: s["state"][1].update(variance=[1.0]), r"'variance' of p1 is \[1.0\], not a floating-point tensor"),
+        (lambda s: s["state"][0].update(row_var=torch.ones(4)), "of p0 are"),
+        (lambda s: s["state"][0].update(row_var=torch.ones(3, 1)), "p0 has the shape"),
+        (lambda s: s["state"][0]["col_var"].mul_(2), "the row and column statistics of p0 have the means"),
+        (lambda s: s["param_groups"][0].update(beta2_decay=0.0), "decay_rate=-0.0 must be"),
+        (lambda s: s["param_groups"][0].update(param_names=["p0"]), "another number of 'param_names'"),
+        (lambda s: s["param_groups"][0].update(param_names=["p0", "q"]), "the state dict lacks 'p1'"),
+    ],
+)
+def test_a_damaged_state_dict_is_refused_by_name(change: Callable[[StateDict], Any], message: str) -> None:
+    damaged = saved()
+    change(damaged)
+    with pytest.raises(ValueError, match=message):
+        adafactor.migrate(damaged, "torch", params={"p0": (4, 3), "p1": (5,)})
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"p0": (4, 3)}, "params lacks 'p1'"),
+        ({"p0": (4, 3), "p1": (5,), "p2": (1,)}, "the state dict lacks 'p2'"),
+        ({"p0": (3, 4), "p1": (5,)}, r"p0 has the shape \(3, 4\), its state is of the shape \(4, 3\)"),
+        ([torch.ones(4, 3)], "the state dict has 2 parameters, params has 1"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused_by_name(params: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        adafactor.migrate(saved(), "torch", params=params)
+
+
+def test_one_peers_state_is_not_taken_for_anothers() -> None:
+    with pytest.raises(ValueError, match="neither 'exp_avg_sq_row' nor 'exp_avg_sq'; it has 'step', 'row_var'"):
+        adafactor.migrate(saved(), "transformers")
+
+
+def test_unknown_names_and_arguments_are_refused() -> None:
+    p = [torch.ones(2, requires_grad=True)]
+    for call, message in (
+        (lambda: adafactor.migrate(saved(), "keras"), "source='keras' must be one of 'torch'"),
+        (lambda: adafactor.migrate(saved(), "torch", "timm"), "target='timm' must be one of"),
+        (lambda: adafactor.migrate(saved(), "torch", "torch"), "nothing to convert"),
+        (
+            lambda: adafactor.migrate(saved(), "torch", arguments={"d": 2.0}),
+            "d=2.0 is given, but the state dict has 1.0",
+        ),
+        (lambda: adafactor.like("transformers", p, momentum=0.9), "has no argument 'momentum'; it has lr, eps"),
+        (lambda: adafactor.like("transformers", p, lr=1e-3), "only with relative_step=False"),
+        (lambda: adafactor.like("transformers", p, relative_step=False), "lr=None with relative_step=False"),
+        (lambda: adafactor.like("timm", p, lr=1e-3, warmup_init=True), "only without lr"),
+        (lambda: adafactor.like("optax", p, learning_rate=lambda t: t), "is a schedule"),
+        (lambda: adafactor.like("transformers", p, eps=(0.0, 1e-3)), r"eps\[0\]=0.0 must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_small_axes_get_a_group_of_their_own() -> None:
+    params: list[Tensor] = parameters(CONVOLUTIONS)
+    ours = adafactor.like("timm", params)
+    kinds = {
+        (group["factored"], group["axes"]): [tuple(p.shape) for p in group["params"]] for group in ours.param_groups
+    }
+    assert kinds == {
+        ("outer", None): [(24, 18), (20, 18, 3, 3), (3, 20, 18), (9,), (17, 17)],
+        (False, None): [(8, 30), (16, 16), (2, 20, 1)],
+        ("outer", (0, 1)): [(20, 20, 20)],
+    }
+
+
+@SLOW
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+def test_a_parameter_without_state_needs_its_shape_where_shapes_decide() -> None:
+    params = parameters([(20, 20), (4, 4)])
+    theirs = original("timm")(params)
+    params[0].grad = torch.ones(20, 20)
+    theirs.step()
+    with pytest.raises(ValueError, match="parameter 1 has no state, so that its shape is unknown: pass params"):
+        adafactor.migrate(theirs.state_dict(), "timm")
+    moved = adafactor.migrate(theirs.state_dict(), "timm", params=params)
+    assert [group["factored"] for group in moved["param_groups"]] == ["outer", False] and list(moved["state"]) == [0]

@@ -1,0 +1,200 @@
+"""optax as it is installed and T5X as it is written: from their trees into ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import adafactor
+from tests.migration.peers import AFTER, BEFORE, Shapes, apart, gradient, notes, parameters, steps
+from tests.migration.transcriptions import T5X, Fairseq
+
+SHAPES: Shapes = [(24, 18), (18, 24), (7,), (), (20, 20)]
+SEEDED = torch.Generator().manual_seed(0)
+STACKED: Shapes = [(12, 20, 14), (20, 20, 20), (5, 5), (24, 18)]
+
+
+def named(shapes: Shapes, dtype: torch.dtype = torch.float64) -> list[tuple[str, Tensor]]:
+    return [(f"layer.{number}", p) for number, p in enumerate(parameters(shapes, dtype=dtype))]
+
+
+def go_on(
+    source: str, mine: list[tuple[str, Tensor]], tree: Any, arguments: dict[str, Any], after: int = AFTER
+) -> list[Tensor]:
+    """Load the tree and take the steps that the original takes."""
+    ours = adafactor.like(source, mine, **arguments)
+    ours.load_state_dict(adafactor.migrate(tree, source, params=mine, arguments=arguments))
+    params = [p for _, p in mine]
+    steps(ours, params, range(BEFORE, BEFORE + after))
+    return params
+
+
+OPTAX: list[dict[str, Any]] = [
+    {"min_dim_size_to_factor": 10},
+    {"learning_rate": 1e-2, "min_dim_size_to_factor": 16, "momentum": 0.9},
+    {"learning_rate": 1e-2, "multiply_by_parameter_scale": False, "momentum": 0.9, "weight_decay_rate": 1e-3},
+    {"learning_rate": 1e-2, "clipping_threshold": None, "factored": False, "eps": 1e-20},
+    {"learning_rate": 1e-2, "decay_offset": 5, "min_dim_size_to_factor": 2},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+@pytest.mark.parametrize("arguments", OPTAX, ids=str)
+def test_optax_and_ours_take_the_same_steps(arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    params = named(SHAPES + STACKED, torch.float32)
+    tree = {"layer": {str(i): jax.numpy.asarray(p.detach().numpy()) for i, (_, p) in enumerate(params)}}
+    state = None
+    for t in range(BEFORE + AFTER):
+        # an offset is for going on after a pre-training without one
+        late = {} if t >= BEFORE else {"decay_offset": 0}
+        optimizer = optax.adafactor(**{**arguments, **late})
+        state = optimizer.init(tree) if state is None else state
+        if t == BEFORE:
+            values = [torch.tensor(np.asarray(value)) for value in tree["layer"].values()]
+            mine = [(name, value.clone().requires_grad_()) for (name, _), value in zip(params, values, strict=True)]
+            moved = go_on("optax", mine, state, arguments)
+        grads = {"layer": {str(i): gradient(p, t, i).numpy() for i, (_, p) in enumerate(params)}}
+        updates, state = optimizer.update(grads, state, tree)
+        tree = optax.apply_updates(tree, updates)
+    ends = [torch.tensor(np.asarray(value)) for value in tree["layer"].values()]
+    assert apart(moved, ends, values) < 1e-5
+
+
+T5X_ARGUMENTS: list[dict[str, Any]] = [
+    {"learning_rate": 1e-2, "min_dim_size_to_factor": 10},
+    {"learning_rate": 1e-3, "beta1": 0.9, "weight_decay_rate": 1e-4, "multiply_by_parameter_scale": False},
+    {"learning_rate": 1e-2, "clipping_threshold": None, "step_offset": 4, "min_dim_size_to_factor": 2},
+]
+
+
+def train_t5x(params: list[tuple[str, Tensor]], arguments: dict[str, Any], unlike: dict[str, Any]) -> tuple[T5X, Any]:
+    """Steps before the move; `unlike` are arguments that change with it."""
+    theirs = T5X({name.replace(".", "/"): p.detach().numpy() for name, p in params}, **{**arguments, **unlike})
+    t5x_steps(theirs, params, range(BEFORE))
+    theirs.hyper |= arguments
+    return theirs, theirs.state_dict()
+
+
+def t5x_steps(theirs: T5X, params: list[tuple[str, Tensor]], span: range) -> None:
+    for t in span:
+        theirs.step({n.replace(".", "/"): gradient(p, t, i).numpy() for i, (n, p) in enumerate(params)})
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+@pytest.mark.parametrize("arguments", T5X_ARGUMENTS, ids=str)
+def test_t5x_and_ours_take_the_same_steps(arguments: dict[str, Any]) -> None:
+    params = named(SHAPES)
+    theirs, tree = train_t5x(params, arguments, {"step_offset": 0})
+    start = [torch.tensor(p) for p in theirs.params.values()]
+    mine = [(name, x.clone().requires_grad_()) for (name, _), x in zip(params, start, strict=True)]
+    moved = go_on("t5x", mine, tree, arguments)
+    t5x_steps(theirs, params, range(BEFORE, BEFORE + AFTER))
+    assert apart(moved, [torch.tensor(p) for p in theirs.params.values()], start) < 1e-9
+
+
+def test_t5x_scales_and_clips_slices_which_ours_does_not() -> None:
+    params = [("stack", (torch.tensor([1.0, 0.1])[:, None, None] * torch.randn(2, 20, 14, generator=SEEDED)).double())]
+    arguments = {"learning_rate": 1e-2, "factor_map": {"stack": ("batch", "row", "column")}}
+    theirs, tree = train_t5x(params, arguments, {})
+    start = [torch.tensor(p) for p in theirs.params.values()]
+    with notes() as told:
+        moved = go_on("t5x", [("stack", start[0].clone().requires_grad_())], tree, arguments, after=20)
+    assert "each slice of a 'batch' axis" in told[0] and "67 %" in told[0]
+    t5x_steps(theirs, params, range(BEFORE, BEFORE + 20))
+    assert 0.33 < apart(moved, [torch.tensor(p) for p in theirs.params.values()], start) < 1.34
+
+
+def test_transposed_matrices_move_in_with_their_paths() -> None:
+    arguments = {"learning_rate": 1e-2, "min_dim_size_to_factor": 2}
+    kernel = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
+    theirs = T5X({"dense/kernel": kernel.numpy()}, **arguments)
+    grads = [torch.randn(6, 4, generator=torch.Generator().manual_seed(t)).double() for t in range(30)]
+    for g in grads[:5]:
+        theirs.step({"dense/kernel": g.numpy()})
+    weight = torch.tensor(theirs.params["dense/kernel"].T.copy(), requires_grad=True)
+    ours = adafactor.like("t5x", [("weight", weight)], **arguments)
+    paths = {"weight": ("dense/kernel", (1, 0))}
+    moved = adafactor.migrate(theirs.state_dict(), "t5x", params={"weight": weight}, arguments=arguments, paths=paths)
+    ours.load_state_dict(moved)
+    for g in grads[5:]:
+        theirs.step({"dense/kernel": g.numpy()})
+        weight.grad = g.T.contiguous()
+        ours.step()
+    assert np.allclose(weight.detach().numpy().T, theirs.params["dense/kernel"], rtol=1e-12, atol=1e-13)
+
+
+WRONG_TREES: list[tuple[dict[str, Any], str]] = [
+    ({"params": None}, "pass params with names"),
+    ({"params": {"layer.0": (24, 18)}}, "the state has 'layer/1', which is none of the parameters"),
+    ({"params": {"layer.0": (24, 18), "layer.1": (7,), "more": (2,)}}, "the state has nothing under 'more'"),
+    ({"params": {"layer.0": (24, 19), "layer.1": (7,)}}, "'layer/0' of shape"),
+    ({"params": {"layer.0": (24, 18), "layer.1": (8,)}}, "'layer/1' has a 'v' of shape"),
+    ({"paths": {"nobody": "layer/0"}}, "paths has 'nobody'"),
+    ({"paths": {"layer.0": ("layer/0", (0, 0))}}, "cannot have its axes in the order"),
+    ({"arguments": {}}, "takes no step without a learning_rate"),
+    ({"arguments": {"learning_rate": 1e-2, "beta1": 0.9}}, "momentum of shape"),
+    ({"arguments": {"lr": 1e-2}}, "has no argument 'lr'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_TREES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_tree_that_does_not_fit_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    arguments = {"learning_rate": 1e-2, "min_dim_size_to_factor": 10}
+    params = named([(24, 18), (7,)])
+    _, tree = train_t5x(params, arguments, {})
+    fitting: dict[str, Any] = {"params": dict(params), "arguments": arguments}
+    if change.get("arguments") is not None:
+        change = {"arguments": {**change["arguments"], "min_dim_size_to_factor": 10}}
+    with pytest.raises(ValueError, match=message):
+        adafactor.migrate(tree, "t5x", **{**fitting, **change})
+
+
+FAIRSEQ: list[dict[str, Any]] = [
+    {},
+    {"beta1": 0.9, "scale_parameter": False},
+    {"lr": 1e-3, "relative_step": False, "scale_parameter": False, "weight_decay": 0.1},
+]
+
+
+def train_fairseq(arguments: dict[str, Any]) -> tuple[Fairseq, dict[str, Any], list[Tensor]]:
+    params = parameters(SHAPES, dtype=torch.float64)
+    theirs = Fairseq([p.detach().numpy() for p in params], **arguments)
+    for t in range(BEFORE):
+        theirs.step([gradient(p, t, i).numpy() for i, p in enumerate(params)])
+    state = {
+        i: {key: value if key in ("step", "RMS") else torch.tensor(np.asarray(value)) for key, value in entry.items()}
+        for i, entry in enumerate(theirs.state)
+    }
+    groups = [{**theirs.group, "params": list(range(len(SHAPES)))}]
+    return theirs, {"state": state, "param_groups": groups}, params
+
+
+@pytest.mark.parametrize("arguments", FAIRSEQ, ids=str)
+def test_fairseq_and_ours_take_the_same_steps(arguments: dict[str, Any]) -> None:
+    theirs, saved, params = train_fairseq(arguments)
+    start = [torch.tensor(p) for p in theirs.params]
+    mine = [x.clone().requires_grad_() for x in start]
+    ours = adafactor.like("fairseq", mine, **arguments)
+    ours.load_state_dict(adafactor.migrate(saved, "fairseq", params=mine))
+    for t in range(BEFORE, BEFORE + AFTER):
+        theirs.step([gradient(p, t, i).numpy() for i, p in enumerate(params)])
+    steps(ours, mine, range(BEFORE, BEFORE + AFTER))
+    assert apart(mine, [torch.tensor(p) for p in theirs.params], start) < 1e-9
+
+
+def test_an_lr_that_fairseq_overwrote_is_not_taken_for_the_real_one() -> None:
+    arguments = {"lr": 1e-2, "relative_step": False}
+    _, saved, _ = train_fairseq(arguments)
+    assert saved["param_groups"][0]["lr"] < 1e-3
+    with pytest.raises(ValueError, match="pass the real one"):
+        adafactor.migrate(saved, "fairseq")
+    with notes() as told:
+        moved = adafactor.migrate(saved, "fairseq", arguments={"lr": 1e-2})
+    assert "its steps vanish" in told[0] and moved["param_groups"][0]["lr"] == 1e-2
