@@ -1,0 +1,50 @@
+"""Runs a worker under torchrun, on gloo and a time limit, and reads back what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 240  # for a launch; a hang is a failure, not a wait
+
+
+def torchrun(
+    words: list[str], ranks: int, seconds: float = SECONDS, environment: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """The exit status and output of `torchrun … words`; past the time limit all of its processes are killed."""
+    head = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    limits = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*head, *words],
+        cwd=ROOT,
+        env={**os.environ, **limits, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise TimeoutError(f"{words} took more than {seconds} s:\n{output[-4000:]}") from None
+    return process.returncode, output
+
+
+def found(modules: list[str], ranks: int, seconds: float = SECONDS, **environment: str) -> dict[str, Any]:
+    """What the modules of `tests.distributed` found on so many ranks: a name and a result for each of their checks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        words = ["-m", "tests.distributed.worker", str(path), *modules]
+        status, output = torchrun(words, ranks, seconds, environment)
+        assert status == 0, output[-6000:]
+        results: dict[str, Any] = json.loads(path.read_text())
+    return results

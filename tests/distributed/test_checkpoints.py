@@ -1,0 +1,59 @@
+"""Checkpoints move between shardings and numbers of ranks, and survive a killed run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launch import found, torchrun
+
+LIMIT = {"float32": 1e-5, "bfloat16": 1e-2}
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_checkpoint_continues_under_another_sharding(ranks: int) -> None:
+    moves: dict[str, Any] = found(["checkpoints"], ranks)["checkpoints"]
+    assert len(moves) >= 5
+    for name, move in moves.items():
+        assert move["error"] < LIMIT[name.split(" | ")[0]], name
+        assert move.get("dtypes", ["torch.float32"]) == ["torch.float32"], name
+    one = moves["float32 | one device → FSDP2"]
+    assert one["same keys"] and one["and back"]
+
+
+def link(ranks: int, how: str, first: int, last: int, before: str, after: Path, **environment: str) -> int:
+    words = ["-m", "tests.distributed.checkpoints", how, str(first), str(last), before, str(after)]
+    status, output = torchrun(words, ranks, environment=environment)
+    assert status == 0 or "DIE" in environment, output[-6000:]
+    return status
+
+
+@pytest.mark.slow
+def test_a_run_moves_over_2_4_1_and_2_by_2_ranks_and_back(tmp_path: Path) -> None:
+    chain = [(2, "FSDP2"), (4, "FSDP2"), (1, "FSDP2"), (4, "FSDP2 × TP"), (2, "TP"), (2, "FSDP2")]
+    before = "-"
+    for step, (ranks, how) in enumerate(chain):
+        link(ranks, how, step, step + 1, before, tmp_path / str(step))
+        before = str(tmp_path / str(step))
+        assert json.loads((tmp_path / str(step) / "error.json").read_text()) < 1e-5, (ranks, how)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_from_the_last_complete_checkpoint(tmp_path: Path) -> None:
+    link(2, "FSDP2", 0, 2, "-", tmp_path / "first")
+    assert link(2, "FSDP2", 2, 4, str(tmp_path / "first"), tmp_path / "second", DIE="1") != 0
+    assert not (tmp_path / "second" / ".metadata").exists(), "an incomplete checkpoint does not look complete"
+    link(2, "FSDP2", 2, 4, str(tmp_path / "first"), tmp_path / "second")
+    assert json.loads((tmp_path / "second" / "error.json").read_text()) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dies", "sleeps"])
+def test_a_silent_rank_leaves_the_others_with_an_error_of_torch(how: str) -> None:
+    _, output = torchrun(["-m", "tests.distributed.silence", how], ranks=2)
+    line = next(line for line in output.splitlines() if "RAISED" in line)
+    assert "unchanged True" in line
+    assert "Timed out" in line or "Connection closed" in line or "timed out" in line.lower()

@@ -1,0 +1,82 @@
+"""A sharded run is the unsharded one: every placement, shape, dtype and keyword, and every way to shard a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+LIMIT = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2}
+BOTH = pytest.mark.parametrize("launch", ["on_two", pytest.param("on_four", marks=pytest.mark.slow)])
+
+
+@BOTH
+def test_every_placement_of_every_shape_ends_where_a_plain_tensor_does(
+    launch: str, request: pytest.FixtureRequest
+) -> None:
+    table: dict[str, dict[str, float]] = request.getfixturevalue(launch)["placements"]
+    assert len(table) >= 15 and all(len(row) >= 25 for row in table.values())
+    bad = {
+        f"{name} | {case}": error
+        for name, row in table.items()
+        for case, error in row.items()
+        if not error < LIMIT[name.split(" | ")[0]]
+    }
+    assert not bad
+
+
+@BOTH
+def test_every_way_to_shard_a_model_trains_it_as_one_process_does(launch: str, request: pytest.FixtureRequest) -> None:
+    table: dict[str, float] = request.getfixturevalue(launch)["models"]
+    assert len(table) >= 12
+    assert not {name: error for name, error in table.items() if not error < LIMIT[name.split(" | ")[0]]}
+
+
+def same_everywhere(ranks: list[dict[str, Any]], key: str) -> Any:
+    assert all(rank[key] == ranks[0][key] for rank in ranks)
+    return ranks[0][key]
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_a_nan_on_one_rank_is_skipped_by_all(launch: str, backend: str, request: pytest.FixtureRequest) -> None:
+    ranks = request.getfixturevalue(launch)["faults"][f"nan skip {backend}"]
+    assert same_everywhere(ranks, "message") == ""
+    assert same_everywhere(ranks, "changed") == ["columns", "copies", "plain"]
+    assert same_everywhere(ranks, "skipped") == {"rows": 1, "columns": 0, "vector": 1, "copies": 0, "plain": 0}
+    same_everywhere(ranks, "bits")
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_a_nan_on_one_rank_raises_on_all_before_anything_changes(
+    launch: str, backend: str, request: pytest.FixtureRequest
+) -> None:
+    ranks = request.getfixturevalue(launch)["faults"][f"nan raise {backend}"]
+    assert "FloatingPointError: the gradient of rows (shape (6, 5))" in same_everywhere(ranks, "message")
+    assert same_everywhere(ranks, "changed") == []
+    same_everywhere(ranks, "bits")
+
+
+@BOTH
+@pytest.mark.parametrize("case", ["rows at 0", "vector at 2", "copies at 0 partial", "copies at 2 partial"])
+def test_a_gradient_missing_on_one_rank_is_named_on_all_before_anything_changes(
+    launch: str, case: str, request: pytest.FixtureRequest
+) -> None:
+    ranks = request.getfixturevalue(launch)["faults"][f"missing {case}"]
+    assert all(rank["message"].startswith(f"RuntimeError: the gradient of {case.split()[0]} ") for rank in ranks)
+    assert all(f"is missing on 1 of {len(ranks)} ranks" in rank["message"] for rank in ranks)
+    assert "this one among them" in ranks[-1]["message"] and "but not on this one" in ranks[0]["message"]
+    assert same_everywhere(ranks, "unchanged") is True
+    same_everywhere(ranks, "bits")
+
+
+@BOTH
+def test_a_parameter_without_a_gradient_anywhere_stays_as_it_was(launch: str, request: pytest.FixtureRequest) -> None:
+    everything = ["rows", "columns", "vector", "copies", "plain"]
+    ranks = request.getfixturevalue(launch)["faults"]["unused"]
+    assert same_everywhere(ranks, "changed") == [everything[1:], [], everything]
+
+
+def test_a_gradient_of_another_kind_than_its_parameter_is_refused(on_two: dict[str, Any]) -> None:
+    assert all("plain is a Tensor, but its gradient a DTensor" in message for message in on_two["faults"]["other kind"])

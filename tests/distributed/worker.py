@@ -1,0 +1,44 @@
+"""What torchrun starts: `python -m tests.distributed.worker FILE MODULE …` runs the modules' checks on every rank.
+
+A module of checks has a function `checks() -> Iterator[tuple[str, Any]]`, the same on every rank; rank 0 writes down
+what they found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    """Run them all; the first that fails ends this process, and torchrun ends the others."""
+    warnings.filterwarnings("error", module="adafactor")  # torch itself gives some
+    torch.set_num_threads(1)
+    # a collective that the others never join ends in an error, not in a wait
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    results: dict[str, dict[str, Any]] = {}
+    try:
+        for module in sys.argv[2:]:
+            results[module] = dict(importlib.import_module(f"tests.distributed.{module}").checks())
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # not through the ordinary end, which may wait for the others
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
