@@ -10,7 +10,18 @@ import torch
 from torch import nn
 
 import adafactor
-from tests.migration.peers import BEFORE, CONVOLUTIONS, SAME, SHAPES, Shapes, moved_apart, notes, original, steps
+from tests.migration.peers import (
+    BEFORE,
+    CONVOLUTIONS,
+    SAME,
+    SHAPES,
+    Shapes,
+    moved_apart,
+    notes,
+    original,
+    parameters,
+    steps,
+)
 
 FLOAT32 = {"momentum_dtype": torch.float32}
 EXACT = {"momentum_dtype": torch.float64}
@@ -71,6 +82,21 @@ def test_both_take_the_same_steps(source: str, shapes: Shapes, arguments: dict[s
     given = {**arguments, **(FLOAT32 if dtype == torch.float32 and "momentum_dtype" in arguments else {})}
     unsaved = {key: given[key] for key in UNSAVED if key in given} if source == "pytorch_optimizer" else None
     assert moved_apart(source, shapes, given, unsaved=unsaved, dtype=dtype) < SAME[dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["transformers", "timm"])
+def test_bfloat16_parameters_take_the_same_steps_bit_for_bit(source: str) -> None:
+    params = parameters([(24, 18), (18, 24), (9,)], dtype=torch.bfloat16)
+    theirs = original(source)(params)
+    steps(theirs, params, range(BEFORE))
+    mine = [p.detach().clone().requires_grad_() for p in params]
+    ours = adafactor.like(source, mine)
+    ours.load_state_dict(adafactor.migrate(theirs.state_dict(), source, params=mine))
+    for t in range(BEFORE, BEFORE + 20):
+        steps(theirs, params, range(t, t + 1))
+        steps(ours, mine, range(t, t + 1))
+    assert all(torch.equal(p, q) for p, q in zip(params, mine, strict=True))
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def factored(theirs: Arguments, shape: Shape, path: str) -> Axes | None:
 
 def factored_t5x(theirs: Arguments, shape: Shape, path: str) -> Axes | None:
     """The same up to two axes; for more, the rule of the parameter's path: "row", "column", "batch" or "none"."""
-    rule = (theirs["factor_map"] or {}).get(path)
+    rule = (theirs["factor_map"] or {}).get(path.replace(".", "/"))
     if not theirs["factored"] or len(shape) < 2 or (len(shape) == 2 and (rule is None or "batch" not in rule)):
         return factored(theirs, shape, path)
     if rule is None or len(rule) != len(shape):
