@@ -13,6 +13,8 @@ from torch.optim.optimizer import StateDict
 
 from adafactor import Adafactor
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 KEYWORDS = [{}, {"beta1": 0.9}, {"factored": False, "beta2": 0.99, "beta1": 0.9, "momentum": "gradient"}]
 
 

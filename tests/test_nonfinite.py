@@ -13,6 +13,8 @@ from adafactor import Adafactor
 from adafactor.kernels import eager
 from tests.compare import gradients, start
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "square overflows": 1e20}
 KEYWORDS = [
     {},

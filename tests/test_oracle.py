@@ -13,6 +13,8 @@ from adafactor.kernels import eager
 from tests import compare, oracle
 from tests.compare import SHAPES, TOLERANCE, error, gradients, start, trained
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCE}
 
 

@@ -14,6 +14,8 @@ from adafactor import Adafactor, schedules
 from adafactor import equations as eq
 from tests import oracle
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 SIZES = st.integers(1, 9)
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -110,6 +112,7 @@ def test_the_clipped_update_is_at_most_d(n: int, m: int, seed: int, d: float) ->
         assert float((p.detach() - before).square().mean().sqrt()) <= d * (1 + 1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:.*stepped by plain torch")
 @given(SIZES, SIZES, SEEDS, st.sampled_from(["float32", "float64"]))
 def test_transposing_commutes_with_the_step(n: int, m: int, seed: int, dtype: str) -> None:
     kind = getattr(torch, dtype)

@@ -15,6 +15,8 @@ from torch.optim import lr_scheduler as lrs
 
 from adafactor import Adafactor, schedules
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class Net(nn.Module):
     """A small network with matrices and vectors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, overload
 
@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from adafactor import sharding
 from adafactor.diagnostics import Record, Trace
-from adafactor.kernels import choose
+from adafactor.kernels import Kernel, choose
 from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
 from adafactor.settings import Settings
 from adafactor.sharding import Ranks, Shard
@@ -56,7 +56,8 @@ class Adafactor(Optimizer):
             CPU with the next `report()`, so that no step waits for it), `"raise"` raises
             FloatingPointError before anything is changed (and makes the host wait for the device),
             `"ignore"` does not look.
-        backend: `"auto"` or `"eager"`.
+        backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
+            for tensors on a CPU; `"auto"` takes `"cpu"` where it can, else `"eager"`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -108,11 +109,11 @@ class Adafactor(Optimizer):
         super().__init__(params, defaults)
 
     def _start(self, backend: str) -> None:
-        choose(backend)
+        choose(backend, on_cpu=backend == "cpu")  # a wrong name and a missing package are told at once
         self.backend = backend
         self._traces: dict[Tensor, Trace] = {}
         self._seen: dict[Tensor, Any] = {}  # how the gradients of sharded parameters came
-        self._warned = False
+        self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
@@ -167,16 +168,33 @@ class Adafactor(Optimizer):
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
     def _step(self) -> None:
         updates, ranks = self._updates()
-        kernel = choose(self.backend)
+        kernel = choose(self.backend, any(u.x.is_cpu for u in updates))
+        if self.backend == "cpu":
+            for u in updates:
+                if reason := kernel.obstacle(u):
+                    raise ValueError(f'backend="cpu" cannot step {u.name} (shape {u.shape}): {reason}; "auto" can')
         # those that may raise go first and together, so that nothing has changed when they do; so do shards, whose
         # sums then travel together
         first = [u for u in updates if u.sharded or u.settings.on_nonfinite == "raise"]
         skipped = step(first, kernel, ranks)
-        for u in updates:
-            if not u.sharded and u.settings.on_nonfinite != "raise":
-                skipped += step([u], kernel)  # one by one: it stays in the cache from walk to walk
+        rest = [u for u in updates if not u.sharded and u.settings.on_nonfinite != "raise"]
+        for bucket in buckets(rest, kernel.BUCKET):
+            skipped += step(bucket, kernel)
         if skipped:
             self._warn_once(skipped[0], stacklevel=8)
+        if not self._fell_back:
+            self._tell_fallback(kernel, updates)
+
+    def _tell_fallback(self, kernel: Kernel, updates: list[Update]) -> None:
+        for u in updates:
+            if u.work is None and u.x.is_cpu and (reason := kernel.obstacle(u)):
+                self._fell_back = True
+                warnings.warn(
+                    f"{u.name} (shape {u.shape}) is stepped by plain torch, more slowly: {reason}. Said once.",
+                    RuntimeWarning,
+                    stacklevel=8,
+                )
+                break
 
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
@@ -292,6 +310,20 @@ class Adafactor(Optimizer):
                         sharding.copy_(self.state[p][name], torch.as_tensor(value))
                     else:
                         self.state[p][name] = deepcopy(value)
+
+
+def buckets(updates: list[Update], room: int) -> Iterator[list[Update]]:
+    """Small tensors together, up to `room` elements, so that they stay in the cache from walk to walk; others alone."""
+    bucket: list[Update] = []
+    size = 0
+    for u in updates:
+        size += u.x.numel()
+        if bucket and size > room:
+            yield bucket
+            bucket, size = [], u.x.numel()
+        bucket.append(u)
+    if bucket:
+        yield bucket
 
 
 def _layout(p: Tensor, settings: Settings) -> Layout:

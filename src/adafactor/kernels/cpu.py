@@ -1,0 +1,326 @@
+"""The three walks on a CPU through Numba: no tensor-sized temporary, and many small tensors in one call.
+
+Here are the tables that describe a bucket to the loops in `native.py`, and the threads that share them out. What the
+loops cannot walk (another device, memory in no order they know) goes to `eager`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adafactor.equations import Scalar
+from adafactor.kernels import eager, native
+from adafactor.kernels.threads import share_out
+from adafactor.layout import statistics_dtype
+
+if TYPE_CHECKING:
+    from adafactor.step import Update
+
+# A bucket is filled up to here: X and G of 2^19 float32 numbers are 4 MB and stay in a shared cache between walks.
+BUCKET = 2**19
+UNIT = 2**15  # elements that are worth a thread's attention
+
+STORED = {
+    torch.float32: np.zeros(1, np.float32),
+    torch.float64: np.zeros(1, np.float64),
+    torch.bfloat16: np.zeros(1, np.uint16),
+    torch.float16: np.zeros(1, np.int16),
+}
+Kind = tuple[Any, Any, Any]  # arrays of the types of X, G and the statistics, from which Numba knows what to compile
+KINDS: dict[tuple[torch.dtype, torch.dtype], Kind] = {
+    (x, g): (STORED[x], STORED[g], STORED[statistics_dtype(x)])
+    for x, g in itertools.product(STORED, STORED)
+    if g != torch.float64 or x == torch.float64
+}
+ESTIMATORS = {"outer": native.OUTER, "row": native.ROW, "column": native.COLUMN, "full": native.FULL}
+SWAPPED = {native.OUTER: native.OUTER, native.ROW: native.COLUMN, native.COLUMN: native.ROW}
+MOMENTA = {"update": native.OF_UPDATE, "gradient": native.OF_GRADIENT}
+
+
+def moments(bucket: list[Update]) -> None:
+    """Means of G² + ε₁, and whether G² is finite; for what is kept whole all of ΣU² and ΣX²."""
+    kinds: dict[tuple[torch.dtype, torch.dtype], list[tuple[Update, Path]]] = {}
+    for u in bucket:
+        path = find_path(u)
+        if isinstance(path, Path):
+            kinds.setdefault((u.x.dtype, u.g.dtype), []).append((u, path))
+    for dtypes, pairs in kinds.items():
+        Table(pairs, KINDS[dtypes]).moments()
+    eager.moments(_others(bucket))
+
+
+def factors(bucket: list[Update]) -> None:
+    """Rₜ, Cₜ and the scales that make up 1/√V̂."""
+    taken = set(bucket)
+    for table in _tables(bucket):
+        table.factors(taken)
+    eager.factors(_others(bucket))
+
+
+def energy(bucket: list[Update]) -> None:
+    """ΣU² and ΣX²."""
+    for table in _tables(bucket):
+        table.energy()
+    eager.energy(_others(bucket))
+
+
+def apply_(bucket: list[Update]) -> None:
+    """X."""
+    for table in _tables(bucket):
+        table.apply_()
+    eager.apply_(_others(bucket))
+
+
+def obstacle(u: Update) -> str | None:
+    """Why there is no path through a tensor, so that `eager` has to step it."""
+    reason = find_path(u) if u.x.numel() else None  # an empty shard is not walked
+    return reason if isinstance(reason, str) else None
+
+
+def _tables(bucket: list[Update]) -> list[Table]:
+    return list(dict.fromkeys(u.work for u in bucket if u.work is not None))
+
+
+def _others(bucket: list[Update]) -> list[Update]:
+    return [u for u in bucket if u.work is None]
+
+
+@dataclass(frozen=True)
+class Path:
+    """How a tensor is walked: B, P, S, Q, K of `native.py`, the strides of X and G along B, P and S, and its units."""
+
+    sizes: tuple[int, int, int, int, int]
+    strides: tuple[int, int, int, int, int, int]
+    rows: int  # P's per unit
+    cuts: int  # units per B
+    order: tuple[int, ...] = ()  # the axes in the order of memory
+    axes: tuple[int, int] = (0, 0)  # which of them are P and Q
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The first columns of a job."""
+        return (*self.sizes, *self.strides, self.rows, self.cuts)
+
+    @cached_property
+    def room(self) -> tuple[int, int, int, int, int, int]:
+        """Doubles for R along P, C along Q, their scales, the units' column sums, and the units' results."""
+        b, p, s, q, k = self.sizes
+        row, col = (b * p * s * k, b * s * q * k) if self.order else (0, 0)
+        return row, col, row, col, col * self.cuts, 3 * b * self.cuts
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each of these begins."""
+        return tuple(itertools.accumulate(self.room[:-1], initial=0))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Does the walk take the axes in their own order?"""
+        return self.order == tuple(range(len(self.order)))
+
+
+def find_path(u: Update) -> Path | str:
+    """The path through a parameter, or why there is none."""
+    x, g, strides = u.x, u.g, u.x.stride()
+    if not (x.is_cpu and g.is_cpu):
+        return f"it is on {x.device}"
+    if (x.dtype, g.dtype) not in KINDS:
+        return f"there is no loop for a {x.dtype} parameter with a {g.dtype} gradient"
+    for key in ("full", "momentum"):
+        if key in u.state and u.state[key].stride() != strides and x.numel() > 1:
+            return "its state has another order in memory"
+    if u.layout.row_axis is None or u.layout.col_axis is None:
+        return _flat_path(x.shape, strides, g.stride())
+    return _path(x.shape, strides, g.stride(), u.layout.row_axis, u.layout.col_axis)
+
+
+@lru_cache(maxsize=4096)
+def _flat_path(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...]) -> Path | str:
+    long = [axis for axis in range(len(shape)) if shape[axis] > 1]
+    if any(x[axis] != g[axis] for axis in long):
+        return "its gradient has another order in memory"
+    width = 1
+    for axis in sorted(long, key=lambda axis: x[axis]):
+        if x[axis] != width:
+            return "it has gaps in memory and its second moment is kept whole"
+        width *= shape[axis]
+    size = prod(shape)
+    cuts = -(-size // UNIT)
+    return Path((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), UNIT, cuts)
+
+
+@lru_cache(maxsize=4096)
+def _path(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...], row: int, col: int) -> Path | str:
+    # an axis of length 1 may have any stride: it goes first
+    order = sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis))
+    first, second = sorted((order.index(row), order.index(col)))
+    outer, middle, inner = order[:first], order[first + 1 : second], order[second + 1 :]
+    p, q = shape[order[first]], shape[order[second]]
+    b, s, k = (prod(shape[axis] for axis in axes) for axes in (outer, middle, inner))
+    steps: list[int] = []
+    for strides in (x, g):
+        along = [_merge(shape, strides, axes) for axes in (outer, middle, order[second:])]
+        if along[2] is None or (q * k > 1 and along[2] != 1):
+            return "its lines have gaps in memory" if strides is x else "its gradient has another order in memory"
+        if along[0] is None or along[1] is None:
+            return "its batch axes have gaps in memory"
+        steps += [along[0], strides[order[first]], along[1]]
+    rows, cuts = _units(p, s * q * k)
+    xb, xp, xs, gb, gp, gs = steps
+    return Path((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, cuts, tuple(order), (order[first], order[second]))
+
+
+def _merge(shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int]) -> int | None:
+    """The one stride of neighbouring axes taken together: 0 for none of them, None if they cannot be."""
+    long = [axis for axis in axes if shape[axis] > 1]
+    for outer, inner in zip(long, long[1:], strict=False):
+        if strides[outer] != strides[inner] * shape[inner]:
+            return None
+    return strides[long[-1]] if long else 0
+
+
+def _units(p: int, line: int) -> tuple[int, int]:
+    """P's per unit and units: enough for many threads, few enough that their column sums stay a small part."""
+    most = max(min(16, p // 64), min(64, p // 512), 1)
+    cuts = max(1, min(most, p * line // UNIT))
+    rows = -(-p // cuts)
+    rows += -rows % 4
+    return rows, -(-p // rows)
+
+
+class Table:
+    """The jobs of some tensors of one kind, from the first walk to the last."""
+
+    def __init__(self, pairs: list[tuple[Update, Path]], kind: Kind):
+        """Describe them to the loops, and reserve what the loops need besides: vectors only."""
+        self.updates = [u for u, _ in pairs]
+        self.paths = [path for _, path in pairs]
+        self.kind = kind
+        self.scratch = torch.empty(sum(sum(path.room) for path in self.paths), dtype=torch.float64)
+        self.total = 0
+        self.copies: list[tuple[Tensor, Tensor]] = []  # factors in the order of the walk, where theirs is another
+        self.means: list[Tensor] = []
+        self.places: list[int] = []
+        jobs, address = [], self.scratch.data_ptr()
+        for u, path in pairs:
+            u.work = self
+            self.places.append((address - self.scratch.data_ptr()) // 8)
+            jobs.append(self._job(u, path, address))
+            address += 8 * sum(path.room)
+            self.total += u.x.numel()
+        self.jobs = np.array(jobs, native.JOB)
+
+    def _job(self, u: Update, path: Path, address: int) -> tuple[Scalar, ...]:
+        s, state, layout, n_rows, n_cols, row_state, col_state = u.settings, u.state, u.layout, 1, 1, 0, 0
+        estimator, swapped, full = ESTIMATORS[layout.estimator], False, 0
+        if estimator == native.FULL:
+            full = state["full"].data_ptr()
+        else:
+            first, second = path.axes
+            n_rows, n_cols = layout.shape[first], layout.shape[second]
+            swapped = first == layout.col_axis  # P is the paper's column axis
+            estimator = SWAPPED[estimator] if swapped else estimator
+            row_state = self._address(u, path, "col" if swapped else "row", second)
+            col_state = self._address(u, path, "row" if swapped else "col", first)
+        momentum = MOMENTA[s.momentum] if s.beta1 else native.NONE
+        scratch = (address + 8 * offset for offset in path.offsets)
+        return (
+            *path.numbers, self.total, estimator, swapped, momentum, s.relative, True,
+            u.x.data_ptr(), u.g.data_ptr(), full, state["momentum"].data_ptr() if momentum else 0,
+            *scratch, row_state, col_state, 0,
+            n_rows, n_cols, s.eps[0], u.w1, u.w2, 0.0, 1.0, 0.0, 0.0, 0.0,
+        )  # fmt: skip
+
+    def _address(self, u: Update, path: Path, key: str, gone: int) -> int:
+        """Where a factor lies in the order of the walk; a copy, written back later, if its own is another."""
+        if key not in u.state:
+            return 0
+        factor = u.state[key]
+        if path.plain and factor.is_contiguous():
+            return factor.data_ptr()
+        walked = factor.permute(_without(path.order, gone))
+        if walked.is_contiguous():
+            return factor.data_ptr()
+        self.copies.append((walked, walked.contiguous()))
+        return self.copies[-1][1].data_ptr()
+
+    def moments(self) -> None:
+        """First walk."""
+        self._walk(native.moments)
+        native.fold(self.jobs, *self.kind[1:])
+        seen = np.isfinite(self.jobs["finite"]).tolist()
+        whole = zip(self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True)
+        for u, finite, (u2, x2) in zip(self.updates, seen, whole, strict=True):
+            u.finite, u.u2, u.x2 = finite, u2, x2 if u.settings.relative else None
+        for u, means in self._sharded():
+            u.rows, u.cols = means.get("row"), means.get("col")
+
+    def factors(self, taken: set[Update]) -> None:
+        """The vectors between the walks."""
+        self.jobs["taken"] = [u in taken for u in self.updates]
+        for u, means in self._sharded():
+            for mean, complete in ((means.get("row"), u.rows), (means.get("col"), u.cols)):
+                if mean is not None and complete is not None:
+                    mean.copy_(complete)
+        for i, u in enumerate(self.updates):
+            if u.mean_row is not None:
+                walked = u.mean_row.permute(_without(self.paths[i].order, u.layout.col_axis or 0)).double().contiguous()
+                self.means.append(walked)
+                self.jobs[i]["mean"] = walked.data_ptr()
+        native.factors(self.jobs, self.kind[2])
+        for there, copy in self.copies:
+            there.copy_(copy)
+
+    def energy(self) -> None:
+        """Second walk."""
+        self._walk(native.energy)
+        native.gather(self.jobs)
+        for u, u2, x2 in zip(self.updates, self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True):
+            u.u2, u.x2 = u2, x2 if u.settings.relative else None
+
+    def apply_(self) -> None:
+        """Third walk."""
+        self.jobs["scale"] = [u.scale for u in self.updates]
+        self.jobs["decay"] = [u.decay for u in self.updates]
+        self._walk(native.apply_)
+        written = [u.x for u, taken in zip(self.updates, self.jobs["taken"].tolist(), strict=True) if taken]
+        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
+
+    def _sharded(self) -> Iterator[tuple[Update, dict[str, Tensor]]]:
+        """The means of the sharded ones, to be completed by other ranks, in the shapes of their state."""
+        for u, path, place in zip(self.updates, self.paths, self.places, strict=True):
+            if u.sharded and u.layout.estimator != "full":
+                first, second = path.axes
+                vectors = (place, second), (place + path.room[0], first)
+                yield (
+                    u,
+                    {
+                        key: _vector(self.scratch, place, path, gone, u.x)
+                        for place, gone in vectors
+                        if (key := "row" if gone == u.layout.col_axis else "col") in u.state
+                    },
+                )
+
+    def _walk(self, walk: Callable[..., None]) -> None:
+        share_out(walk, (self.jobs, *self.kind), self.total, UNIT)
+
+
+def _without(order: tuple[int, ...], gone: int) -> list[int]:
+    """The order of the axes that are left when one is gone, numbered anew."""
+    return [axis - (axis > gone) for axis in order if axis != gone]
+
+
+def _vector(scratch: Tensor, place: int, path: Path, gone: int, x: Tensor) -> Tensor:
+    """A factor in the scratch, its axes in the parameter's order."""
+    sizes = [x.shape[axis] for axis in path.order if axis != gone]
+    order = _without(path.order, gone)
+    return scratch[place : place + prod(sizes)].view(sizes).permute([order.index(axis) for axis in range(len(order))])
