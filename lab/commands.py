@@ -25,6 +25,7 @@ from .model import Shape, Transformer
 from .pool import RECORDS, find_record, record_path, run_missing, summary
 from .presets import SCALES, Job, untied
 from .report import render
+from .sharded import Ranks
 from .train import Options, Progress, run, run_folder
 
 DEMO_SENTENCES = (
@@ -55,18 +56,23 @@ def run_one(arguments: argparse.Namespace) -> int:
         scale = untied(scale, arguments.embedding)
     job = Job(arguments.row, scale, arguments.warmup, arguments.seed, arguments.multiplier, _corpus_label(corpus))
     records = arguments.records or cache / "records"
-    if arguments.again:
+    ranks = Ranks()
+    if arguments.again and ranks.leader:
         shutil.rmtree(run_folder(job, cache), ignore_errors=True)
-    show = _Shown(job, cache, bar=not arguments.quiet, tensorboard=arguments.tensorboard)
-    options = Options(cache, arguments.checkpoint_seconds, arguments.device, show)
+    ranks.wait()
+    bar, tensorboard = ranks.leader and not arguments.quiet, ranks.leader and arguments.tensorboard
+    show = _Shown(job, cache, bar, tensorboard)
+    options = Options(cache, arguments.checkpoint_seconds, arguments.device, show, ranks=ranks)
     try:
         with show:
             record = run(job, corpus, options)
     except LockedError as error:
         print(f"{error}; nothing done.")
         return 1
-    write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
-    print(summary(record))
+    if ranks.leader:
+        write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
+        print(summary(record))
+    ranks.leave()
     return 0
 
 

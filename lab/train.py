@@ -9,6 +9,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from .evaluate import bleu, held_out_loss
 from .files import locked, write_atomically, write_text
 from .model import Transformer
 from .presets import Job
+from .sharded import Ranks
 from .table import make_optimizer, schedule, state_bytes
 
 WATCHED = "decoder.0.feed_forward.widen.weight"  # the matrix whose RMS(U) is recorded (Figure 1)
@@ -56,24 +58,32 @@ class Options:
     device: str = "cpu"
     on_progress: Callable[[Progress], None] = lambda progress: None
     tensorboard: bool = False
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 def run(job: Job, corpus: Corpus, options: Options) -> dict[str, Any]:
     """Train, evaluate and record a job; a finished one is only read back.
 
+    Of several processes the first one evaluates; the others return an empty record.
+
     Raises:
         LockedError: another process works on the same job now.
     """
-    folder = run_folder(job, options.cache)
-    with locked(folder / "lock", wait=False):
+    folder, ranks = run_folder(job, options.cache), options.ranks
+    with locked(folder / "lock", wait=False) if ranks.leader else nullcontext():
         finished = read_record(folder / "record.json", job)
+        ranks.wait()
         if finished is not None:
             return finished
-        write_text(folder / "config.json", json.dumps(job.config(), indent=1))
+        if ranks.leader:
+            write_text(folder / "config.json", json.dumps(job.config(), indent=1))
         keep_freed_memory()
         trainer = Trainer(job, corpus, options)
         trainer.resume()
         trainer.train()
+        trainer.gather()
+        if not ranks.leader:
+            return {}
         save_weights(trainer.model, folder / "weights.safetensors")
         record = trainer.record()
         write_text(folder / "record.json", json.dumps(record, ensure_ascii=False) + "\n")
@@ -107,9 +117,11 @@ class Trainer:
         torch.manual_seed(job.seed)
         self.device = torch.device(options.device)
         self.model = Transformer(job.scale.shape, len(self.vocabulary)).to(self.device)
-        self.optimizer = make_optimizer(job.settings, self.model.named_parameters())
         self.progress = Progress()
         self.initial_loss = self._dev_loss()
+        self.ranks = options.ranks
+        self.ranks.shard(self.model)
+        self.optimizer = make_optimizer(job.settings, self.model.named_parameters())
 
     def resume(self) -> None:
         """Continue from the last checkpoint, if it is of this very job."""
@@ -119,7 +131,7 @@ class Trainer:
         saved = torch.load(path, map_location=self.device, weights_only=True)
         if saved["config"] != json.dumps(self.job.config()):
             return
-        self.model.load_state_dict(saved["model"])
+        self.ranks.load(self.model, saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["generator"].cpu())
         if self.device.type == "cuda":
@@ -138,7 +150,8 @@ class Trainer:
             now = time.monotonic()
             self.progress.seconds = before + now - began
             self.options.on_progress(self.progress)
-            if now - saved >= self.options.checkpoint_seconds:
+            (due,) = self.ranks.mean(float(self.ranks.leader and now - saved >= self.options.checkpoint_seconds))
+            if due:
                 self.checkpoint()
                 saved = time.monotonic()
         self.checkpoint()
@@ -151,8 +164,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
-        loss = self.model.loss(batch.source, batch.target_in, batch.target_out, self.job.scale.smoothing)
-        progress.losses.append(loss.item())
+        mine, weight = self.ranks.share(batch)
+        loss = self.model.loss(mine.source, mine.target_in, mine.target_out, self.job.scale.smoothing) * weight
+        progress.losses += self.ranks.mean(loss.item())
         progress.tokens += batch.tokens
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
         if not progress.diverged:
@@ -169,13 +183,21 @@ class Trainer:
         """Save all that decides how the run goes on, in one step."""
         state = {
             "config": json.dumps(self.job.config()),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": self.ranks.whole(self.model.state_dict()),
+            "optimizer": self.ranks.whole(self.optimizer.state_dict()),
             "generator": torch.get_rng_state(),
             "device_generator": torch.cuda.get_rng_state() if self.device.type == "cuda" else torch.empty(0),
             "progress": vars(self.progress),
         }
-        write_atomically(self.folder / "checkpoint.pt", lambda stream: torch.save(state, stream))
+        if self.ranks.leader:
+            write_atomically(self.folder / "checkpoint.pt", lambda stream: torch.save(state, stream))
+
+    def gather(self) -> None:
+        """End of training: the whole model on every process, to evaluate and to save."""
+        if self.ranks.size > 1:
+            weights = self.ranks.whole(self.model.state_dict())
+            self.model = Transformer(self.job.scale.shape, len(self.vocabulary)).to(self.device)
+            self.model.load_state_dict(weights)
 
     def record(self) -> dict[str, Any]:
         """Evaluate the model, and put together what is kept of the run."""
