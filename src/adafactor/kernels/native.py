@@ -546,9 +546,10 @@ def _normalise(values: Any, outer: int, count: int, inner: int, known: int) -> N
 
 @_compiled
 def _inverse_root(values: Any, out: Any) -> None:
-    one = narrow(1.0, out[0])
     for j in range(len(out)):
-        out[j] = one / np.sqrt(narrow(values[j], out[0]))
+        out[j] = narrow(
+            1.0 / np.sqrt(values[j]), out[0]
+        )  # in double: R/mean(R) may leave float32 where its root does not
 
 
 @_compiled
