@@ -6,19 +6,22 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
-from adafactor import sharding
+from adafactor import dtensor
 from adafactor.diagnostics import Record, Trace
 from adafactor.kernels import Kernel, choose
 from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
 from adafactor.settings import Settings
-from adafactor.sharding import Ranks, Shard
+from adafactor.sharding import Member, Ranks, Shard
 from adafactor.step import Update, step
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Adafactor(Optimizer):
@@ -112,7 +115,7 @@ class Adafactor(Optimizer):
         choose(backend, on_cpu=backend == "cpu")  # a wrong name and a missing package are told at once
         self.backend = backend
         self._traces: dict[Tensor, Trace] = {}
-        self._seen: dict[Tensor, Any] = {}  # how the gradients of sharded parameters came
+        self._shards: dict[Tensor, Shard] = {}
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,21 +233,30 @@ class Adafactor(Optimizer):
     def _updates(self) -> tuple[list[Update], Ranks | None]:
         """Everything that can be wrong is found here, before anything is changed."""
         updates: list[Update] = []
-        shards: list[Shard] = []
+        members: list[Member] = []
         for group, names in zip(self.param_groups, self._names(), strict=True):
             settings = Settings.of(group)
             for p, name in zip(group["params"], names, strict=True):
+                sharded = dtensor.is_sharded(p)
+                if p.grad is None and not (sharded and p.requires_grad):
+                    continue
                 shapes, found = _layout(p, settings), None
                 if p.grad is not None:
                     _check_gradient(p, p.grad, name)
                     state = self._state(p, shapes, settings, name)
-                    found = Update(p.detach(), p.grad.detach(), state, settings, shapes, self._trace(p), name)
+                    x, g = (p, p.grad) if sharded else (p.detach(), p.grad.detach())
+                    found = Update(x, g, state, settings, shapes, self._trace(p), name)
                 if p.numel() and found is not None:
                     updates.append(found)
-                # without a gradient here, other ranks may still have one
-                if p.numel() and sharding.is_sharded(p) and (found is not None or p.requires_grad):
-                    shards.append(Shard.of(p, name, shapes, found))
-        return updates, Ranks(shards, self._seen) if shards else None
+                if p.numel() and sharded:  # without a gradient here, other ranks may still have one
+                    members.append((self._shard(p, name, shapes), found))
+        return updates, Ranks(members) if members else None
+
+    def _shard(self, p: DTensor, name: str, shapes: Layout) -> Shard:
+        known = self._shards.get(p)
+        if known is None or not known.fits(p, shapes):
+            known = self._shards[p] = Shard(p, name, shapes)
+        return known
 
     def _state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
@@ -307,7 +319,7 @@ class Adafactor(Optimizer):
                 self.state[p] = _new_state(p, _layout(p, settings), settings)
                 for name, value in (values or {}).items():
                     if name in self.state[p]:
-                        sharding.copy_(self.state[p][name], torch.as_tensor(value))
+                        dtensor.copy_(self.state[p][name], torch.as_tensor(value))
                     else:
                         self.state[p][name] = deepcopy(value)
 
@@ -336,9 +348,9 @@ def _new_state(p: Tensor, shapes: Layout, settings: Settings) -> dict[str, Tenso
     for key, shape in shapes.statistics.items():
         if key == "full":
             state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
-        elif sharding.is_sharded(p):
+        elif dtensor.is_sharded(p):
             summed = shapes.col_axis if key == "row" else shapes.row_axis
-            state[key] = sharding.zeros(p, summed or 0, dtype)
+            state[key] = dtensor.zeros(p, summed or 0, dtype)
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     if settings.beta1:
@@ -356,7 +368,7 @@ def _check_parameter(p: Tensor, name: str) -> None:
 
 
 def _check_gradient(p: Tensor, g: Tensor, name: str) -> None:
-    if sharding.is_sharded(p) != sharding.is_sharded(g):
+    if dtensor.is_sharded(p) != dtensor.is_sharded(g):
         raise TypeError(f"{name} is a {type(p).__name__}, but its gradient a {type(g).__name__}: shard both or none")
     if g.layout != torch.strided:
         raise TypeError(f"the gradient of {name} is sparse ({g.layout}); make the layer dense (e.g. sparse=False)")

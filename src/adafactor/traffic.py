@@ -29,11 +29,13 @@ def traffic(parameters: Iterable[tuple[Layout, tuple[int | None, ...]]], mesh: t
     """The traffic of one step.
 
     Args:
-        parameters: for each its layout and, for each mesh dimension, the axis that it cuts or None for copies.
+        parameters: for each its layout and, for each mesh dimension, the axis that it cuts or None for copies; one that
+            is on the first dimensions only has an entry for each of these.
         mesh: how many ranks there are along each dimension.
     """
     cuts = [
-        Cut(shapes, tuple(a if n > 1 else None for a, n in zip(axes, mesh, strict=True))) for shapes, axes in parameters
+        Cut(shapes, tuple(a if n > 1 else None for a, n in zip(axes, mesh, strict=False)))
+        for shapes, axes in parameters
     ]
     numbers = [0] * len(mesh)
     for cut in cuts:
@@ -43,7 +45,7 @@ def traffic(parameters: Iterable[tuple[Layout, tuple[int | None, ...]]], mesh: t
                 numbers[k] += prod(shapes[name])
     busy = [k for k, n in enumerate(numbers) if n]
     for k in busy:
-        numbers[k] += 2 * len(cuts)  # is the gradient there, is it finite?
+        numbers[k] += 2 * sum(len(cut.axes) > k for cut in cuts)  # is the gradient there, is it finite?
     return Traffic(2 * len(busy), tuple(NUMBER * n for n in numbers))
 
 
@@ -54,7 +56,7 @@ def fully_sharded(shapes: Iterable[tuple[int, ...]], ranks: int) -> Traffic:
 
 def _largest_part(cut: Cut, mesh: tuple[int, ...]) -> tuple[int, ...]:
     part = list(cut.layout.shape)
-    for axis, ranks in zip(cut.axes, mesh, strict=True):
+    for axis, ranks in zip(cut.axes, mesh, strict=False):
         if axis is not None:
             part[axis] = -(-part[axis] // ranks)
     return tuple(part)

@@ -43,7 +43,7 @@ def make(how: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, Adafac
     elif how == "TP":
         model = tensor_parallel(init_device_mesh("cpu", (size,)))(model)
     elif how == "HSDP":
-        model = fsdp(init_device_mesh("cpu", (2, size // 2)))(model)
+        model = fsdp(init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "data")))(model)
     elif how == "FSDP2 × TP":
         mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "model"))
         model = fsdp(mesh["data"])(tensor_parallel(mesh["model"])(model))

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
+from adafactor.dtensor import cut_axis
 from adafactor.layout import layout
-from adafactor.sharding import cut_axis
 from adafactor.traffic import traffic
 from tests.distributed.models import Net, fsdp, tensor_parallel
 from tests.test_eager import Largest
@@ -64,8 +64,7 @@ def counted(optimizer: Adafactor, mesh: tuple[int, ...]) -> dict[str, Any]:
     for p in optimizer.param_groups[0]["params"]:
         if isinstance(p, DTensor):
             axes = tuple(cut_axis(place) for place in p.placements)
-            # a parameter on the first dimension alone is not on the second
-            parameters.append((layout(tuple(p.shape), "outer"), (*axes, None)[: len(mesh)]))
+            parameters.append((layout(tuple(p.shape), "outer"), axes))
     expected = traffic(parameters, mesh)
     with Collectives() as seen:
         optimizer.step()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 240  # for a launch; a hang is a failure, not a wait
+SECONDS = 600  # for a launch on a busy machine; a hang is a failure, not a wait
 
 
 def torchrun(

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.distributed.launch import ROOT, torchrun
 
 WORDS = ["-m", "lab", "run", "O", "--scale", "tiny", "--corpus", "generated", "--no-warmup", "--quiet"]
@@ -19,6 +21,7 @@ def record(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     subprocess.run(

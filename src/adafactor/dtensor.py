@@ -1,0 +1,82 @@
+"""Tensors that torch has cut between ranks: told apart, made for the state, and filled from checkpoints.
+
+Nothing of torch.distributed is imported before there is a DTensor: that takes as long as the rest of torch, and is not
+there on every platform.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+    from typing_extensions import TypeIs
+
+
+def is_sharded(t: object) -> TypeIs[DTensor]:
+    """Is it a DTensor? Without their module there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(t, module.DTensor)
+
+
+def local(t: Tensor) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; any other tensor as it is. Call it under `no_grad`."""
+    if not is_sharded(t):
+        return t
+    part = t.to_local()
+    waited: Tensor = part.wait() if hasattr(part, "wait") else part  # a gradient may still be on its way
+    return waited
+
+
+def cut_axis(place: Placement) -> int | None:
+    """The axis that a placement cuts; torch has more than one kind that does, and not all say so of themselves."""
+    return None if place.is_replicate() or place.is_partial() else int(place.dim)  # type: ignore[attr-defined]
+
+
+def zeros(p: DTensor, without: int, dtype: torch.dtype) -> Tensor:
+    """A statistic of `p` with one axis summed away: cut as `p` is, except where that axis is what is cut."""
+    from torch.distributed.tensor import DTensor
+
+    part, shape = p.to_local(), drop(tuple(p.shape), without)
+    flat = torch.zeros(drop(tuple(part.shape), without), dtype=dtype, device=part.device)
+    stride = torch.empty(shape, device="meta").stride()
+    placements = [_place_without(place, without) for place in p.placements]
+    made = DTensor.from_local(flat, p.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    return made.to(part.device)  # with CPU offload, where the parameter is and not where its mesh is
+
+
+def copy_(to: Tensor, value: Tensor) -> None:
+    """Copy whole or sharded values into a whole or sharded tensor of the same shape."""
+    if is_sharded(value) and not (is_sharded(to) and value.device_mesh == to.device_mesh):
+        value = value.full_tensor()
+    if is_sharded(to):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh, everywhere = to.device_mesh, [Replicate()] * to.device_mesh.ndim
+        if not is_sharded(value):
+            value = DTensor.from_local(value.to(to.device, to.dtype), mesh, everywhere, run_check=False)
+        value = value.redistribute(placements=to.placements)  # from copies each rank takes its part, alone
+    to.copy_(value)
+
+
+def drop(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """A shape without one of its axes."""
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _place_without(place: Placement, axis: int) -> Placement:
+    from torch.distributed.tensor import Replicate, Shard
+
+    cut = cut_axis(place)
+    if cut is None or cut == axis:
+        return Replicate()
+    if cut < axis:
+        return place
+    if type(place) is Shard:
+        return Shard(cut - 1)
+    return type(place)(cut - 1, split_factor=place.split_factor)  # type: ignore[call-arg,attr-defined]
