@@ -142,7 +142,7 @@ def checks() -> Iterator[tuple[str, Any]]:
     else:
         yield "float32 | HSDP → FSDP2 × TP", moved("HSDP", "FSDP2 × TP", f32)
         yield "float32 | FSDP2 × TP → FSDP2", moved("FSDP2 × TP", "FSDP2", f32)
-        yield "bfloat16 | FSDP2 → FSDP2 × TP", moved("FSDP2", "FSDP2 × TP", bf16)
+        yield "bfloat16 | FSDP2 → HSDP", moved("FSDP2", "HSDP", bf16)
 
 
 def main() -> None:
