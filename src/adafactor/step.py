@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from adafactor import equations as eq
@@ -83,6 +84,7 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
         ranks.complete_energies(taken)
     for u in taken:
         conclude(u)  # αₜ / max(1, RMS(U)/d)
+    advance(taken)  # t
     kernel.apply_(_walkable(taken))  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
     stepped = set(taken)
     return [u for u in bucket if u not in stepped]
@@ -129,5 +131,14 @@ def conclude(u: Update) -> None:
     divisor = eq.clip_divisor(rms_u, s.clip)
     u.scale = (-alpha if s.maximize else alpha) / divisor
     u.decay = 1 - u.rho * s.weight_decay
-    u.state["step"].add_(1 if u.mask is None else u.mask)
     u.trace.note(u.beta2, rms_x, alpha, rms_u, divisor > 1, 1 if u.mask is None else u.mask)
+
+
+def advance(taken: list[Update]) -> None:
+    """Count the step, in one call for all that take it."""
+    counts = [u.state["step"] for u in taken if u.mask is None]
+    if counts:
+        torch._foreach_add_(counts, 1)
+    for u in taken:
+        if u.mask is not None:
+            u.state["step"].add_(u.mask)

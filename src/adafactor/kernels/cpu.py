@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adafactor.equations import Scalar
 from adafactor.kernels import eager, native
-from adafactor.kernels.threads import share_out
+from adafactor.kernels.threads import announced, share_out
 from adafactor.layout import statistics_dtype
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def moments(bucket: list[Update]) -> None:
     """Means of G² + ε₁, and whether G² is finite; for what is kept whole all of ΣU² and ΣX²."""
     kinds: dict[tuple[torch.dtype, torch.dtype], list[tuple[Update, Path]]] = {}
     for u in bucket:
-        path = find_path(u)
+        path = u.work or find_path(u)
         if isinstance(path, Path):
             kinds.setdefault((u.x.dtype, u.g.dtype), []).append((u, path))
     for dtypes, pairs in kinds.items():
-        Table(pairs, KINDS[dtypes]).moments()
+        Table(pairs, _kind(*dtypes)).moments()
     eager.moments(_others(bucket))
 
 
@@ -92,6 +92,19 @@ def _tables(bucket: list[Update]) -> list[Table]:
 
 def _others(bucket: list[Update]) -> list[Update]:
     return [u for u in bucket if u.work is None]
+
+
+@cache
+def _kind(x: torch.dtype, g: torch.dtype) -> Kind:
+    """The types for the loops, once these are compiled for them or found on disk."""
+    kind, none = KINDS[x, g], np.empty(0, native.JOB)
+    with announced(f"adafactor: compiling the loops for {x} (once on this machine, some 20 seconds) ..."):
+        for walk in (native.moments, native.energy, native.apply_):
+            walk(none, *kind, 0, 0)
+        native.fold(none, *kind[1:])
+        native.factors(none, kind[2])
+        native.gather(none)
+    return kind
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import numpy as np
 from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic, overload, register_jitable
 
-WIDTH = 2048  # numbers of a line at a time: four of float32 and the column's share fit the first cache
+WIDTH = 2048  # numbers of a line that are summed in the statistics' precision
 TALL = 64  # rows that are summed in the statistics' precision
-TILE = 32  # short batch slices that an inner loop takes together: then no registers are left half empty
+TILE = 16  # short batch slices that an inner loop takes together: then no registers are left half empty
 
 OUTER, ROW, COLUMN, FULL = range(4)
 NONE, OF_UPDATE, OF_GRADIENT = range(3)
@@ -35,8 +35,10 @@ JOB = np.dtype(
 
 # Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
 # NaN, infinities and denormals keep their meaning.
-_exactly = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-_compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+_exactly = njit(nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+_summing = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+# What Python calls is kept on disk, with all that it calls itself.
+_entry = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 _as_written = njit(nogil=True, cache=True, error_model="numpy")  # each operation rounded on its own, as `eager` does
 
 
@@ -121,7 +123,7 @@ def _narrow_half(value: Any, like: Any) -> Any:
 # ---- lines ------------------------------------------------------------------------------------------------------
 
 
-@_compiled
+@_summing
 def squares(g: Any, col: Any) -> Any:
     """Add G² of one line to the columns; return its sum."""
     total = narrow(0.0, col[0])
@@ -133,9 +135,9 @@ def squares(g: Any, col: Any) -> Any:
     return total
 
 
-@_compiled
+@_summing
 def squares_of_four(g0: Any, g1: Any, g2: Any, g3: Any, col: Any) -> Any:
-    """The same for four lines: the columns are read and written once."""
+    """The same for four lines that lie apart: memory answers four streams at once."""
     zero = narrow(0.0, col[0])
     t0, t1, t2, t3 = zero, zero, zero, zero
     for j in range(len(col)):
@@ -149,7 +151,7 @@ def squares_of_four(g0: Any, g1: Any, g2: Any, g3: Any, col: Any) -> Any:
     return t0, t1, t2, t3
 
 
-@_compiled
+@_summing
 def squares_in_tiles(g: Any, col: Any, row: Any) -> None:
     """The same for a line of short batch slices: `row` is a whole number of slices long and takes their sums."""
     for start in range(0, len(g), len(row)):
@@ -161,7 +163,7 @@ def squares_in_tiles(g: Any, col: Any, row: Any) -> None:
             sums[j] += q
 
 
-@_compiled
+@_summing
 def sum_of_squares(x: Any, like: Any) -> Any:
     """Σx² of a line."""
     total = narrow(0.0, like[0])
@@ -177,7 +179,7 @@ def scaled(g: Any, row: Any, col: Any) -> Any:
     return widen(g, col) * row * col
 
 
-@_compiled
+@_summing
 def energy_of(g: Any, row: Any, col: Any) -> Any:
     """ΣU² of a line."""
     total = narrow(0.0, row)
@@ -187,18 +189,19 @@ def energy_of(g: Any, row: Any, col: Any) -> Any:
     return total
 
 
-@_compiled
-def energy_of_four(g0: Any, g1: Any, g2: Any, g3: Any, r0: Any, r1: Any, r2: Any, r3: Any, col: Any) -> Any:
-    """The same for four lines."""
-    total = narrow(0.0, r0)
+@_summing
+def energies_of_two(g0: Any, g1: Any, r0: Any, r1: Any, col: Any, x0: Any, x1: Any) -> Any:
+    """ΣU² and ΣX² of two lines that lie apart."""
+    u2, x2 = narrow(0.0, r0), narrow(0.0, r0)
     for j in range(len(col)):
-        u0, u1 = scaled(g0[j], r0, col[j]), scaled(g1[j], r1, col[j])
-        u2, u3 = scaled(g2[j], r2, col[j]), scaled(g3[j], r3, col[j])
-        total += (u0 * u0 + u1 * u1) + (u2 * u2 + u3 * u3)
-    return total
+        u, v = scaled(g0[j], r0, col[j]), scaled(g1[j], r1, col[j])
+        x, y = widen(x0[j], r0), widen(x1[j], r0)
+        u2 += u * u + v * v
+        x2 += x * x + y * y
+    return u2, x2
 
 
-@_compiled
+@_summing
 def energy_of_tile(g: Any, row: Any, col: Any) -> Any:
     """The same for a part of a line over which the row's scale changes too."""
     total = narrow(0.0, col[0])
@@ -250,7 +253,7 @@ def subtract(x: Any, m: Any, decay: Any) -> None:
         x[j] = narrow(widen(x[j], decay) * decay - m[j], x[j])
 
 
-@_compiled
+@_summing
 def energy_of_whole(g: Any, v: Any, m: Any, averaged: bool, w1: Any, w2: Any, eps: Any) -> Any:
     """Σ of U² and of a share of V̂, with V̂ and m̂ as they will be; nothing is written."""
     energy, seen = narrow(0.0, eps), narrow(0.0, eps)
@@ -283,33 +286,45 @@ def descend_whole(x: Any, g: Any, v: Any, m: Any, job: Any) -> None:
 
 
 @_exactly
-def repeat(values: Any, factor: Any, out: Any) -> None:
-    """Fill `out` with copies of `values` × `factor`, one after the other."""
-    for start in range(0, len(out), len(values)):
-        for k in range(len(values)):
-            out[start + k] = values[k] * factor
+def repeat(values: Any, first: int, count: int, factor: Any, out: Any) -> None:
+    """Fill `out` with copies of `count` values × `factor`, one after the other."""
+    for start in range(0, len(out), count):
+        for k in range(count):
+            out[start + k] = values[first + k] * factor
+
+
+@_exactly
+def fill(values: Any, first: int, last: int, number: Any) -> None:
+    """Set some of the values to a number."""
+    for j in range(first, last):
+        values[j] = number
+
+
+@_exactly
+def add(total: Any, values: Any) -> None:
+    """Add the values to the totals."""
+    for j in range(len(values)):
+        total[j] += values[j]
 
 
 # ---- walks ------------------------------------------------------------------------------------------------------
 
 
-@_compiled
+@_entry
 def moments(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
     """First walk, for the units that start in [first, last): sums of G²; for what is kept whole all of ΣU² and ΣX²."""
-    room, tile = np.empty(WIDTH, ss.dtype), np.empty(WIDTH, ss.dtype)
+    tile = np.empty(WIDTH, ss.dtype)
     for i in range(len(jobs)):
         job = jobs[i]
         for unit in range(job.B * job.cuts):
             if first <= _begin(job, unit) < last:
                 if job.estimator == FULL:
                     _measure_whole(job, unit, xs, gs, ss)
-                elif job.K == 1:
-                    _sum_lines(job, unit, gs, ss, room)
                 else:
-                    _sum_tiles(job, unit, gs, ss, room, tile)
+                    _sum_lines(job, unit, gs, ss, tile)
 
 
-@_compiled
+@_summing
 def _span(job: Any, unit: int) -> Any:
     """The batch index of a unit, its first P and the one after its last."""
     b = unit // job.cuts
@@ -317,113 +332,95 @@ def _span(job: Any, unit: int) -> Any:
     return b, start, min(job.P, start + job.rows)
 
 
-@_compiled
+@_summing
 def _begin(job: Any, unit: int) -> Any:
     """The first element of a unit, counted over the bucket."""
     b, start, _ = _span(job, unit)
     return job.start + (b * job.P + start) * job.S * job.Q * job.K
 
 
-@_compiled
-def _extent(job: Any, sb: int, sp: int, ss: int) -> Any:
-    """How far a tensor with these strides reaches in memory."""
-    return (job.B - 1) * sb + (job.P - 1) * sp + (job.S - 1) * ss + job.Q * job.K
-
-
-@_compiled
-def _sum_lines(job: Any, unit: int, gs: Any, ss: Any, room: Any) -> None:
+@_summing
+def _sum_lines(job: Any, unit: int, gs: Any, ss: Any, tile: Any) -> None:
     b, start, stop = _span(job, unit)
-    doubles = np.empty(0, np.float64)
-    g = at(job.g, _extent(job, job.gb, job.gp, job.gs), gs)
-    row = at(job.row, job.B * job.P * job.S, doubles)
-    partial = at(job.partial + 8 * unit * job.S * job.Q, job.S * job.Q, doubles)
-    row[(b * job.P + start) * job.S : (b * job.P + stop) * job.S] = 0.0
+    doubles, line, batch = np.empty(0, np.float64), job.Q * job.K, job.S * job.K
+    row = at(job.row + 8 * b * job.P * batch, job.P * batch, doubles)
+    fill(row, start * batch, stop * batch, 0.0)
+    sums = at(job.partial + 8 * unit * job.S * line, job.S * line, doubles)
+    fill(sums, 0, len(sums), 0.0)
+    col, tile = np.empty(job.S * line, ss.dtype), _tile(job, tile)
+    quarter = (stop - start) // 4 if job.K == 1 else 0
+    for top in range(0, quarter, TALL // 4):
+        fill(col, 0, len(col), narrow(0.0, ss[0]))
+        for i in range(top, min(quarter, top + TALL // 4)):
+            _sum_four(job, b, start + i, quarter, gs, ss, row, col)
+        add(sums, col)
+    for top in range(start + 4 * quarter, stop, TALL):
+        fill(col, 0, len(col), narrow(0.0, ss[0]))
+        for p in range(top, min(stop, top + TALL)):
+            _sum_one(job, b, p, gs, ss, row, col, tile)
+        add(sums, col)
+
+
+@_summing
+def _sum_four(job: Any, b: int, p: int, quarter: int, gs: Any, ss: Any, row: Any, col: Any) -> None:
+    step, down = gs.itemsize * quarter * job.gp, quarter * job.S
     for s in range(job.S):
+        g, r = job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs), p * job.S + s
         for q in range(0, job.Q, WIDTH):
-            width = min(WIDTH, job.Q - q)
-            sums, col = partial[s * job.Q + q : s * job.Q + q + width], room[:width]
-            sums[:] = 0.0
-            for top in range(start, stop, TALL):
-                col[:] = narrow(0.0, ss[0])
-                p, bottom = top, min(stop, top + TALL)
-                while p < bottom:
-                    o = b * job.gb + p * job.gp + s * job.gs + q
-                    r = (b * job.P + p) * job.S + s
-                    if p + 4 <= bottom:
-                        o1, o2, o3 = o + job.gp, o + 2 * job.gp, o + 3 * job.gp
-                        t0, t1, t2, t3 = squares_of_four(
-                            g[o : o + width], g[o1 : o1 + width], g[o2 : o2 + width], g[o3 : o3 + width], col
-                        )
-                        row[r] += t0
-                        row[r + job.S] += t1
-                        row[r + 2 * job.S] += t2
-                        row[r + 3 * job.S] += t3
-                        p += 4
-                    else:
-                        row[r] += squares(g[o : o + width], col)
-                        p += 1
-                for j in range(width):
-                    sums[j] += col[j]
+            width, o = min(WIDTH, job.Q - q), g + gs.itemsize * q
+            g0, g1 = at(o, width, gs), at(o + step, width, gs)
+            g2, g3 = at(o + 2 * step, width, gs), at(o + 3 * step, width, gs)
+            part = at(col.ctypes.data + ss.itemsize * (s * job.Q + q), width, ss)
+            t0, t1, t2, t3 = squares_of_four(g0, g1, g2, g3, part)
+            row[r] += t0
+            row[r + down] += t1
+            row[r + 2 * down] += t2
+            row[r + 3 * down] += t3
 
 
-@_compiled
-def _sum_tiles(job: Any, unit: int, gs: Any, ss: Any, room: Any, tile: Any) -> None:
-    b, start, stop = _span(job, unit)
-    doubles = np.empty(0, np.float64)
-    g = at(job.g, _extent(job, job.gb, job.gp, job.gs), gs)
-    row = at(job.row, job.B * job.P * job.S * job.K, doubles)
+@_summing
+def _sum_one(job: Any, b: int, p: int, gs: Any, ss: Any, row: Any, col: Any, tile: Any) -> None:
     line = job.Q * job.K
-    partial = at(job.partial + 8 * unit * job.S * line, job.S * line, doubles)
-    tile = _tile(job, tile)
-    most = max(1, WIDTH // len(tile)) * len(tile)
-    room = room if most <= len(room) else np.empty(most, ss.dtype)
-    row[(b * job.P + start) * job.S * job.K : (b * job.P + stop) * job.S * job.K] = 0.0
     for s in range(job.S):
-        for q in range(0, line, most):
-            width = min(most, line - q)
-            sums, col = partial[s * line + q : s * line + q + width], room[:width]
-            sums[:] = 0.0
-            for top in range(start, stop, TALL):
-                col[:] = narrow(0.0, ss[0])
-                for p in range(top, min(stop, top + TALL)):
-                    o = b * job.gb + p * job.gp + s * job.gs + q
-                    tile[:] = narrow(0.0, ss[0])
-                    squares_in_tiles(g[o : o + width], col, tile)
-                    r = ((b * job.P + p) * job.S + s) * job.K
-                    for t in range(0, len(tile), job.K):
-                        for k in range(job.K):
-                            row[r + k] += tile[t + k]
-                for j in range(width):
-                    sums[j] += col[j]
+        g = at(job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs), line, gs)
+        part, r = at(col.ctypes.data + ss.itemsize * s * line, line, ss), (p * job.S + s) * job.K
+        if job.K == 1:
+            for q in range(0, line, WIDTH):
+                row[r] += squares(g[q : q + WIDTH], part[q : q + WIDTH])
+        else:
+            fill(tile, 0, len(tile), narrow(0.0, ss[0]))
+            squares_in_tiles(g, part, tile)
+            for t in range(0, len(tile), job.K):
+                for k in range(job.K):
+                    row[r + k] += tile[t + k]
 
 
-@_compiled
+@_summing
 def _tile(job: Any, tile: Any) -> Any:
     """Room for a whole number of slices of K: `TILE`, or fewer of longer ones."""
     size = job.K * max(1, min(TILE, WIDTH // job.K))
     return tile[:size] if size <= len(tile) else np.empty(size, tile.dtype)
 
 
-@_compiled
+@_summing
 def _measure_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
     _, start, stop = _span(job, unit)
-    like = ss[0]
-    x, g, v = at(job.x, job.P, xs), at(job.g, job.P, gs), at(job.v, job.P, ss)
-    m = at(job.m if job.m else job.v, job.P, ss)
-    result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
-    w1, w2, eps = narrow(job.w1, like), narrow(job.w2, like), narrow(job.eps, like)
-    u2, x2, seen = 0.0, 0.0, 0.0
+    w1, w2, eps = narrow(job.w1, ss[0]), narrow(job.w2, ss[0]), narrow(job.eps, ss[0])
+    averaged, u2, x2, seen = job.momentum == OF_GRADIENT, 0.0, 0.0, 0.0
     for p in range(start, stop, WIDTH):
-        e = min(stop, p + WIDTH)
-        energy, total = energy_of_whole(g[p:e], v[p:e], m[p:e], job.momentum == OF_GRADIENT, w1, w2, eps)
+        width = min(WIDTH, stop - p)
+        g, v = at(job.g + gs.itemsize * p, width, gs), at(job.v + ss.itemsize * p, width, ss)
+        m = at(job.m + ss.itemsize * p, width, ss) if averaged else v
+        energy, total = energy_of_whole(g, v, m, averaged, w1, w2, eps)
         u2 += energy
         seen += total
         if job.relative:
-            x2 += sum_of_squares(x[p:e], ss)
+            x2 += sum_of_squares(at(job.x + xs.itemsize * p, width, xs), ss)
+    result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
     result[0], result[1], result[2] = u2, x2, seen
 
 
-@_compiled
+@_entry
 def fold(jobs: Any, gs: Any, ss: Any) -> None:
     """Add up what the units of the first walk left: means over rows and columns, and whether all of G² is finite."""
     doubles = np.empty(0, np.float64)
@@ -439,22 +436,19 @@ def fold(jobs: Any, gs: Any, ss: Any) -> None:
         if not np.isfinite(total):
             total = _sum_in_double(job, gs, ss, row)
         job.finite = total
-        extra = job.Q * job.eps
         for j in range(len(row)):
-            row[j] = (row[j] + extra) / job.n_cols
+            row[j] = (row[j] + job.Q * job.eps) / job.n_cols
         size = job.S * job.Q * job.K
         for b in range(job.B):
             col = at(job.col + 8 * b * size, size, doubles)
-            col[:] = job.P * job.eps
+            fill(col, 0, size, job.P * job.eps)
             for unit in range(b * job.cuts, (b + 1) * job.cuts):
-                part = at(job.partial + 8 * unit * size, size, doubles)
-                for j in range(size):
-                    col[j] += part[j]
+                add(col, at(job.partial + 8 * unit * size, size, doubles))
             for j in range(size):
                 col[j] /= job.n_rows
 
 
-@_compiled
+@_summing
 def _fold_units(job: Any) -> None:
     units = at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))
     job.u2, job.x2, job.finite = 0.0, 0.0, 0.0
@@ -464,33 +458,29 @@ def _fold_units(job: Any) -> None:
         job.finite += units[i + 2]
 
 
-@_compiled
+@_summing
 def _sum_in_double(job: Any, gs: Any, ss: Any, row: Any) -> float:
     """Again for one tensor, with room for every square; leaves the columns' sums in the first unit of each B."""
-    doubles = np.empty(0, np.float64)
     largest = 3.4028234663852886e38 if ss.itemsize == 4 else 1.7976931348623157e308
-    g = at(job.g, _extent(job, job.gb, job.gp, job.gs), gs)
     line, total = job.Q * job.K, 0.0
-    row[:] = 0.0
+    fill(row, 0, len(row), 0.0)
     for b in range(job.B):
-        partial = at(job.partial + 8 * b * job.cuts * job.S * line, job.cuts * job.S * line, doubles)
-        partial[:] = 0.0
+        size = job.cuts * job.S * line
+        partial = at(job.partial + 8 * b * size, size, row)
+        fill(partial, 0, size, 0.0)
         for p in range(job.P):
             for s in range(job.S):
-                for q in range(job.Q):
-                    for k in range(job.K):
-                        o = b * job.gb + p * job.gp + s * job.gs + q * job.K + k
-                        c = (s * job.Q + q) * job.K + k
-                        r = ((b * job.P + p) * job.S + s) * job.K + k
-                        a = widen(g[o], 0.0)
-                        square = a * a if a * a <= largest else np.inf
-                        partial[c] += square
-                        row[r] += square
-                        total += square
+                g = at(job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs), line, gs)
+                for j in range(line):
+                    a = widen(g[j], 0.0)
+                    square = a * a if a * a <= largest else np.inf
+                    partial[s * line + j] += square
+                    row[((b * job.P + p) * job.S + s) * job.K + j % job.K] += square
+                    total += square
     return total
 
 
-@_compiled
+@_entry
 def factors(jobs: Any, ss: Any) -> None:
     """Algorithm 4, lines 5–7: R and C averaged in double, kept in the state's precision, and 1/√V̂ from them."""
     doubles = np.empty(0, np.float64)
@@ -499,11 +489,10 @@ def factors(jobs: Any, ss: Any) -> None:
         if job.estimator == FULL or not job.taken:
             continue
         batch = job.S * job.K
-        row = at(job.row, job.B * job.P * batch, doubles)
-        col = at(job.col, job.B * job.Q * batch, doubles)
+        row, col = at(job.row, job.B * job.P * batch, doubles), at(job.col, job.B * job.Q * batch, doubles)
         row_scale, col_scale = at(job.row_scale, len(row), ss), at(job.col_scale, len(col), ss)
-        row_scale[:] = narrow(1.0, ss[0])
-        col_scale[:] = narrow(1.0, ss[0])
+        fill(row_scale, 0, len(row), narrow(1.0, ss[0]))
+        fill(col_scale, 0, len(col), narrow(1.0, ss[0]))
         if job.estimator != COLUMN:
             _average(row, at(job.row_state, len(row), ss), job.w2)
             if job.estimator == OUTER and not job.swapped:
@@ -516,35 +505,30 @@ def factors(jobs: Any, ss: Any) -> None:
             _inverse_root(col, col_scale)
 
 
-@_as_written
+@_summing
 def _average(new: Any, state: Any, weight: float) -> None:
-    # two loops, so that product and sum are not fused: copies of a factor on several ranks must not differ
     for j in range(len(new)):
-        new[j] = weight * (new[j] - state[j])
-    for j in range(len(new)):
-        new[j] += state[j]
+        new[j] = state[j] + weight * (new[j] - state[j])
         state[j] = narrow(new[j], state[j])
 
 
-@_compiled
+@_summing
 def _normalise(values: Any, outer: int, count: int, inner: int, known: int) -> None:
     """Divide a factor by its mean along its own axis, for every slice of the batch."""
-    mean = np.zeros(outer * inner)
-    if known:  # from outside: here is only a part of the factor
-        mean[:] = at(known, outer * inner, mean)
-    else:
-        for o in range(outer):
-            for j in range(count):
-                for i in range(inner):
-                    mean[o * inner + i] += values[(o * count + j) * inner + i]
-        mean /= count
     for o in range(outer):
-        for j in range(count):
-            for i in range(inner):
-                values[(o * count + j) * inner + i] /= mean[o * inner + i]
+        for i in range(inner):
+            mean = 0.0
+            if known:  # from outside: here is only a part of the factor
+                mean = at(known, outer * inner, values)[o * inner + i]
+            else:
+                for j in range(count):
+                    mean += values[(o * count + j) * inner + i]
+                mean /= count
+            for j in range(count):
+                values[(o * count + j) * inner + i] /= mean
 
 
-@_compiled
+@_summing
 def _inverse_root(values: Any, out: Any) -> None:
     for j in range(len(out)):
         out[j] = narrow(
@@ -552,7 +536,7 @@ def _inverse_root(values: Any, out: Any) -> None:
         )  # in double: R/mean(R) may leave float32 where its root does not
 
 
-@_compiled
+@_entry
 def energy(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
     """Second walk, its units backwards, so that it begins with what the first one left in the cache: ΣU² and ΣX²."""
     tile = np.empty(WIDTH, ss.dtype)
@@ -564,91 +548,73 @@ def energy(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
             if first <= _begin(job, unit) < last:
                 if job.momentum == OF_GRADIENT:
                     _blend_lines(job, unit, gs, ss)
-                    _energy_of_unit(job, unit, xs, ss, ss, tile)
+                    _energy_of_unit(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
                 else:
-                    _energy_of_unit(job, unit, xs, gs, ss, tile)
+                    _energy_of_unit(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
 
 
-@_compiled
+@_summing
 def _blend_lines(job: Any, unit: int, gs: Any, ss: Any) -> None:
     b, start, stop = _span(job, unit)
-    g = at(job.g, _extent(job, job.gb, job.gp, job.gs), gs)
-    m = at(job.m, _extent(job, job.xb, job.xp, job.xs), ss)
     weight, line = narrow(job.w1, ss[0]), job.Q * job.K
     for p in range(start, stop):
         for s in range(job.S):
-            o, n = b * job.xb + p * job.xp + s * job.xs, b * job.gb + p * job.gp + s * job.gs
-            blend(m[o : o + line], g[n : n + line], weight)
+            m = job.m + ss.itemsize * (b * job.xb + p * job.xp + s * job.xs)
+            g = job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs)
+            blend(at(m, line, ss), at(g, line, gs), weight)
 
 
-@_compiled
-def _energy_of_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
-    """`gs` is `ss` where the momentum of the gradient takes its place."""
+@_summing
+def _energy_of_unit(
+    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any, tile: Any
+) -> None:
+    """ΣU² of G, or of the momentum in its place, that begins at `base` and has these strides; and ΣX²."""
     b, start, stop = _span(job, unit)
-    averaged = job.momentum == OF_GRADIENT
-    gb, gp, gt = (job.xb, job.xp, job.xs) if averaged else (job.gb, job.gp, job.gs)
-    g = at(job.m if averaged else job.g, _extent(job, gb, gp, gt), gs)
-    x = at(job.x, _extent(job, job.xb, job.xp, job.xs), xs)
-    line, batch = job.Q * job.K, job.S * job.K
-    row = at(job.row_scale, job.B * job.P * batch, ss)
-    col = at(job.col_scale, job.B * job.S * line, ss)
-    u2, x2 = 0.0, 0.0
-    for s in range(job.S):
-        scale = col[(b * job.S + s) * line : (b * job.S + s + 1) * line]
-        p = start
-        while p < stop:
-            lines = 4 if p + 4 <= stop and job.K == 1 else 1
-            r, o = ((b * job.P + p) * job.S + s) * job.K, b * gb + p * gp + s * gt
-            if job.K > 1:
-                u2 += _energy_in_tiles(g[o : o + line], row[r : r + job.K], scale, _tile(job, tile))
-            elif lines == 4:
-                u2 += _energy_of_lines(g[o:], gp, row[r:], job.S, scale)
-            else:
+    line, u2, x2, tile = job.Q * job.K, 0.0, 0.0, _tile(job, tile)
+    row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
+    half = (stop - start) // 2 if job.K == 1 and job.relative else 0
+    for p in range(start, start + half):
+        for s in range(job.S):
+            r = (b * job.P + p) * job.S + s
+            g, x = base + gs.itemsize * (b * gb + p * gp + s * gt), b * job.xb + p * job.xp + s * job.xs
+            for q in range(0, line, WIDTH):
+                width = min(WIDTH, line - q)
+                g0, x0 = at(g + gs.itemsize * q, width, gs), at(job.x + xs.itemsize * (x + q), width, xs)
+                g1 = at(g + gs.itemsize * (half * gp + q), width, gs)
+                x1 = at(job.x + xs.itemsize * (x + half * job.xp + q), width, xs)
+                col = at(job.col_scale + ss.itemsize * ((b * job.S + s) * line + q), width, ss)
+                u, y = energies_of_two(g0, g1, row[r], row[r + half * job.S], col, x0, x1)
+                u2 += u
+                x2 += y
+    for p in range(start + 2 * half, stop):
+        for s in range(job.S):
+            r = ((b * job.P + p) * job.S + s) * job.K
+            g = at(base + gs.itemsize * (b * gb + p * gp + s * gt), line, gs)
+            x = at(job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs), line, xs)
+            col = at(job.col_scale + ss.itemsize * (b * job.S + s) * line, line, ss)
+            if job.K == 1:
                 for q in range(0, line, WIDTH):
-                    e = min(line, q + WIDTH)
-                    u2 += energy_of(g[o + q : o + e], row[r], scale[q:e])
+                    u2 += energy_of(g[q : q + WIDTH], row[r], col[q : q + WIDTH])
+            else:
+                repeat(row, r, job.K, narrow(1.0, ss[0]), tile)
+                for q in range(0, line, len(tile)):
+                    u2 += energy_of_tile(g[q : q + len(tile)], tile, col[q : q + len(tile)])
             if job.relative:
-                for i in range(p, p + lines):
-                    o = b * job.xb + i * job.xp + s * job.xs
-                    for q in range(0, line, WIDTH):
-                        x2 += sum_of_squares(x[o + q : o + min(line, q + WIDTH)], ss)
-            p += lines
+                for q in range(0, line, WIDTH):
+                    x2 += sum_of_squares(x[q : q + WIDTH], ss)
     result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
     result[0], result[1], result[2] = u2, x2, 0.0
 
 
-@_compiled
-def _energy_of_lines(g: Any, gp: int, row: Any, step: int, col: Any) -> float:
-    total = 0.0
-    for q in range(0, len(col), WIDTH // 4):
-        e = min(len(col), q + WIDTH // 4)
-        g0, g1, g2 = g[q:e], g[gp + q : gp + e], g[2 * gp + q : 2 * gp + e]
-        g3 = g[3 * gp + q : 3 * gp + e]
-        total += energy_of_four(g0, g1, g2, g3, row[0], row[step], row[2 * step], row[3 * step], col[q:e])
-    return total
-
-
-@_compiled
-def _energy_in_tiles(g: Any, row: Any, col: Any, tile: Any) -> float:
-    repeat(row, narrow(1.0, tile[0]), tile)
-    total = 0.0
-    for q in range(0, len(g), len(tile)):
-        e = min(len(g), q + len(tile))
-        total += energy_of_tile(g[q:e], tile, col[q:e])
-    return total
-
-
-@_compiled
+@_entry
 def gather(jobs: Any) -> None:
     """Add up ΣU² and ΣX² of the units of the second walk."""
     for i in range(len(jobs)):
         if jobs[i].estimator != FULL and jobs[i].taken:
-            finite = jobs[i].finite
             _fold_units(jobs[i])
-            jobs[i].finite = finite
 
 
-@_compiled
+@_entry
 def apply_(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
     """Third walk, forwards again: X."""
     tile = np.empty(WIDTH, ss.dtype)
@@ -661,55 +627,52 @@ def apply_(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
                 if job.estimator == FULL:
                     _apply_whole(job, unit, xs, gs, ss)
                 elif job.momentum == OF_GRADIENT:
-                    _apply_unit(job, unit, xs, ss, ss, tile)
+                    _apply_unit(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
                 else:
-                    _apply_unit(job, unit, xs, gs, ss, tile)
+                    _apply_unit(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
 
 
-@_compiled
+@_summing
 def _apply_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
     _, start, stop = _span(job, unit)
-    x, g, v = at(job.x, job.P, xs), at(job.g, job.P, gs), at(job.v, job.P, ss)
-    m = at(job.m if job.m else job.v, job.P, ss)
-    descend_whole(x[start:stop], g[start:stop], v[start:stop], m[start:stop], job)
+    size = stop - start
+    x, g = at(job.x + xs.itemsize * start, size, xs), at(job.g + gs.itemsize * start, size, gs)
+    v = at(job.v + ss.itemsize * start, size, ss)
+    m = at(job.m + ss.itemsize * start, size, ss) if job.momentum != NONE else v
+    descend_whole(x, g, v, m, job)
 
 
-@_compiled
-def _apply_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
-    """`gs` is `ss` where the momentum of the gradient takes its place."""
+@_summing
+def _apply_unit(
+    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any, tile: Any
+) -> None:
+    """X of a unit; G, or the momentum in its place, begins at `base` and has these strides."""
     b, start, stop = _span(job, unit)
-    averaged = job.momentum == OF_GRADIENT
-    gb, gp, gt = (job.xb, job.xp, job.xs) if averaged else (job.gb, job.gp, job.gs)
-    g = at(job.m if averaged else job.g, _extent(job, gb, gp, gt), gs)
-    x = at(job.x, _extent(job, job.xb, job.xp, job.xs), xs)
-    m = at(job.m if job.m else job.row_scale, _extent(job, job.xb, job.xp, job.xs), ss)
-    line = job.Q * job.K
+    line, averaged = job.Q * job.K, job.momentum == OF_UPDATE
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
-    col = at(job.col_scale, job.B * job.S * line, ss)
     w1, decay, factor = narrow(job.w1, ss[0]), narrow(job.decay, ss[0]), narrow(job.scale, ss[0])
     tile = _tile(job, tile)
     for p in range(start, stop):
         for s in range(job.S):
             r = ((b * job.P + p) * job.S + s) * job.K
-            o, n = b * job.xb + p * job.xp + s * job.xs, b * gb + p * gp + s * gt
-            scale = col[(b * job.S + s) * line : (b * job.S + s + 1) * line]
-            to, by, mean = x[o : o + line], g[n : n + line], m[o : o + line]
-            if job.K == 1 and job.momentum == OF_UPDATE:
-                blend_update(mean, by, row[r] * factor, scale, w1)
-                subtract(to, mean, decay)
-            elif job.K == 1:
-                descend(to, by, row[r] * factor, scale, decay)
-            else:
-                repeat(row[r : r + job.K], factor, tile)
-                _apply_in_tiles(to, by, mean, tile, scale, job.momentum == OF_UPDATE, w1, decay)
-
-
-@_compiled
-def _apply_in_tiles(x: Any, g: Any, m: Any, tile: Any, col: Any, momentum: bool, w1: Any, decay: Any) -> None:
-    for q in range(0, len(x), len(tile)):
-        e = min(len(x), q + len(tile))
-        if momentum:
-            blend_update_of_tile(m[q:e], g[q:e], tile, col[q:e], w1)
-            subtract(x[q:e], m[q:e], decay)
-        else:
-            descend_tile(x[q:e], g[q:e], tile, col[q:e], decay)
+            x = b * job.xb + p * job.xp + s * job.xs
+            g = base + gs.itemsize * (b * gb + p * gp + s * gt)
+            col = job.col_scale + ss.itemsize * (b * job.S + s) * line
+            if job.K > 1:
+                repeat(row, r, job.K, factor, tile)
+            most = len(tile) if job.K > 1 else line
+            for q in range(0, line, most):
+                width = min(most, line - q)
+                to, by = at(job.x + xs.itemsize * (x + q), width, xs), at(g + gs.itemsize * q, width, gs)
+                scale = at(col + ss.itemsize * q, width, ss)
+                if averaged:
+                    m = at(job.m + ss.itemsize * (x + q), width, ss)
+                    if job.K > 1:
+                        blend_update_of_tile(m, by, tile, scale, w1)
+                    else:
+                        blend_update(m, by, row[r] * factor, scale, w1)
+                    subtract(to, m, decay)
+                elif job.K > 1:
+                    descend_tile(to, by, tile, scale, decay)
+                else:
+                    descend(to, by, row[r] * factor, scale, decay)
