@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from adafactor import Adafactor
 from tests.compare import gradients, start
 
-SHAPES = [(7, 12), (5, 3), (12, 7), (1, 6), (1,), (2,), (9,), (), (4, 3, 2, 2), (5, 6, 7), (3, 8, 4)]
+SHAPES = [(7, 12), (5, 3), (12, 7), (1, 6), (5, 1), (1,), (2,), (9,), (), (4, 3, 2, 2), (5, 6, 7), (3, 8, 4)]
 STEPS = 8
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 KEYWORDS: dict[str, dict[str, Any]] = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+
+from adafactor import equations
 
 LIMIT = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2}
 BOTH = pytest.mark.parametrize("launch", ["on_two", pytest.param("on_four", marks=pytest.mark.slow)])
@@ -30,6 +33,20 @@ def test_every_way_to_shard_a_model_trains_it_as_one_process_does(launch: str, r
     table: dict[str, float] = request.getfixturevalue(launch)["models"]
     assert len(table) >= 12
     assert not {name: error for name, error in table.items() if not error < LIMIT[name.split(" | ")[0]]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> None:
+    """A rank whose part of a tensor is empty keeps the same copy of a factor as those whose kernel walks theirs."""
+    native = pytest.importorskip("adafactor.kernels.native")
+    generator = torch.Generator().manual_seed(0)
+    for t in (1, 2, 5, 100):
+        old = torch.rand(1001, generator=generator, dtype=dtype)
+        new = torch.rand(1001, generator=generator, dtype=torch.float64)
+        decay = 1 - t**-0.8
+        ours = equations.average(old, new, decay)
+        native._average(new.numpy(), old.numpy(), 1 - decay)
+        assert torch.equal(ours, new) and torch.equal(ours.to(dtype), old)
 
 
 def same_everywhere(ranks: list[dict[str, Any]], key: str) -> Any:
