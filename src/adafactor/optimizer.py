@@ -181,7 +181,7 @@ class Adafactor(Optimizer):
         first = [u for u in updates if u.sharded or u.settings.on_nonfinite == "raise"]
         skipped = step(first, kernel, ranks)
         rest = [u for u in updates if not u.sharded and u.settings.on_nonfinite != "raise"]
-        for bucket in buckets(rest, kernel.BUCKET):
+        for bucket in buckets(rest, kernel):
             skipped += step(bucket, kernel)
         if skipped:
             self._warn_once(skipped[0], stacklevel=8)
@@ -276,7 +276,9 @@ class Adafactor(Optimizer):
         return [group.get("param_names", names) for group, names in zip(self.param_groups, unnamed, strict=True)]
 
     def _trace(self, p: Tensor) -> Trace:
-        return self._traces.setdefault(p, Trace())
+        if p not in self._traces:
+            self._traces[p] = Trace()
+        return self._traces[p]
 
     def _warn_once(self, first: Update | Record, stacklevel: int) -> None:
         if not self._warned:
@@ -324,16 +326,19 @@ class Adafactor(Optimizer):
                         self.state[p][name] = deepcopy(value)
 
 
-def buckets(updates: list[Update], room: int) -> Iterator[list[Update]]:
-    """Small tensors together, up to `room` elements, so that they stay in the cache from walk to walk; others alone."""
+def buckets(updates: list[Update], kernel: Kernel) -> Iterator[list[Update]]:
+    """Small tensors together, as many as the kernel likes; large ones alone."""
     bucket: list[Update] = []
     size = 0
     for u in updates:
-        size += u.x.numel()
-        if bucket and size > room:
+        if u.x.numel() > kernel.SMALL:
+            yield [u]
+            continue
+        if bucket and size + u.x.numel() > kernel.BUCKET:
             yield bucket
-            bucket, size = [], u.x.numel()
+            bucket, size = [], 0
         bucket.append(u)
+        size += u.x.numel()
     if bucket:
         yield bucket
 

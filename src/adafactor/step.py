@@ -74,6 +74,8 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
     """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
     for u in bucket:
         begin(u)  # t, β̂₂ₜ, ρₜ
+    if ranks is None and kernel.whole(bucket):
+        return record(bucket)
     kernel.moments(_walkable(bucket))  # means of G² + ε₁ over columns and over rows
     if ranks is not None:
         ranks.complete_moments()
@@ -88,6 +90,15 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
     kernel.apply_(_walkable(taken))  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
     stepped = set(taken)
     return [u for u in bucket if u not in stepped]
+
+
+def record(bucket: list[Update]) -> list[Update]:
+    """Note what a kernel did that took all walks in one go."""
+    taken = [u for u in bucket if admit(u)]
+    for u in taken:
+        conclude(u)
+    advance(taken)
+    return [u for u in bucket if u not in taken] if len(taken) < len(bucket) else []
 
 
 def _walkable(bucket: list[Update]) -> list[Update]:
@@ -135,10 +146,13 @@ def conclude(u: Update) -> None:
 
 
 def advance(taken: list[Update]) -> None:
-    """Count the step, in one call for all that take it."""
+    """Count the step."""
     counts = [u.state["step"] for u in taken if u.mask is None]
-    if counts:
+    if len(counts) > 8:  # one call for all; for a few it takes longer than one for each
         torch._foreach_add_(counts, 1)
+    else:
+        for count in counts:
+            count.add_(1)
     for u in taken:
         if u.mask is not None:
             u.state["step"].add_(u.mask)

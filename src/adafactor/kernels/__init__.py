@@ -34,10 +34,14 @@ BACKENDS = ("auto", "eager", "cpu")
 class Kernel(Protocol):
     """What `step` needs of a backend."""
 
-    BUCKET: int  # tensors share a bucket up to so many elements
+    SMALL: int  # tensors of up to so many elements share a bucket,
+    BUCKET: int  # up to so many together
 
     def obstacle(self, u: Update) -> str | None:
         """Why this kernel leaves a tensor to `eager`; None if it does not."""
+
+    def whole(self, bucket: list[Update]) -> bool:
+        """Take all walks in one go, `finite`, `u2` and `x2` left for the record; False if that cannot be."""
 
     def moments(self, bucket: list[Update]) -> None:
         """First walk: means of G² + ε₁."""

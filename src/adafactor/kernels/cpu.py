@@ -25,8 +25,8 @@ from adafactor.layout import statistics_dtype
 if TYPE_CHECKING:
     from adafactor.step import Update
 
-# A bucket is filled up to here: X and G of 2^19 float32 numbers are 4 MB and stay in a shared cache between walks.
-BUCKET = 2**19
+SMALL = 2**22  # elements up to which a tensor is one thread's alone
+BUCKET = 2**26  # elements that go through one call together, each tensor on its own while it is in the cache
 UNIT = 2**15  # elements that are worth a thread's attention
 
 STORED = {
@@ -46,15 +46,21 @@ SWAPPED = {native.OUTER: native.OUTER, native.ROW: native.COLUMN, native.COLUMN:
 MOMENTA = {"update": native.OF_UPDATE, "gradient": native.OF_GRADIENT}
 
 
+def whole(bucket: list[Update]) -> bool:
+    """Take all the walks in one go, a thread to a tensor; False for what is not small or must be asked in between."""
+    if any(u.sharded or u.settings.on_nonfinite == "raise" or u.x.numel() > SMALL for u in bucket):
+        return False
+    if any(isinstance(u.work or find_path(u), str) for u in bucket):
+        return False
+    for table in _arranged(bucket):
+        table.all_walks()
+    return True
+
+
 def moments(bucket: list[Update]) -> None:
     """Means of G² + ε₁, and whether G² is finite; for what is kept whole all of ΣU² and ΣX²."""
-    kinds: dict[tuple[torch.dtype, torch.dtype], list[tuple[Update, Path]]] = {}
-    for u in bucket:
-        path = u.work or find_path(u)
-        if isinstance(path, Path):
-            kinds.setdefault((u.x.dtype, u.g.dtype), []).append((u, path))
-    for dtypes, pairs in kinds.items():
-        Table(pairs, _kind(*dtypes)).moments()
+    for table in _arranged(bucket):
+        table.moments()
     eager.moments(_others(bucket))
 
 
@@ -86,6 +92,16 @@ def obstacle(u: Update) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
+def _arranged(bucket: list[Update]) -> list[Table]:
+    """A table for each kind of tensor that there are loops for."""
+    kinds: dict[tuple[torch.dtype, torch.dtype], list[tuple[Update, Path]]] = {}
+    for u in bucket:
+        path = u.work or find_path(u)
+        if isinstance(path, Path):
+            kinds.setdefault((u.x.dtype, u.g.dtype), []).append((u, path))
+    return [Table(pairs, _kind(*dtypes)) for dtypes, pairs in kinds.items()]
+
+
 def _tables(bucket: list[Update]) -> list[Table]:
     return list(dict.fromkeys(u.work for u in bucket if u.work is not None))
 
@@ -99,7 +115,7 @@ def _kind(x: torch.dtype, g: torch.dtype) -> Kind:
     """The types for the loops, once these are compiled for them or found on disk."""
     kind, none = KINDS[x, g], np.empty(0, native.JOB)
     with announced(f"adafactor: compiling the loops for {x} (once on this machine, some 20 seconds) ..."):
-        for walk in (native.moments, native.energy, native.apply_):
+        for walk in (native.moments, native.energy, native.apply_, native.all_walks):
             walk(none, *kind, 0, 0)
         native.fold(none, *kind[1:])
         native.factors(none, kind[2])
@@ -247,10 +263,11 @@ class Table:
         momentum = MOMENTA[s.momentum] if s.beta1 else native.NONE
         scratch = (address + 8 * offset for offset in path.offsets)
         return (
-            *path.numbers, self.total, estimator, swapped, momentum, s.relative, True,
+            *path.numbers, self.total, estimator, swapped, momentum, s.relative, s.on_nonfinite == "ignore", True,
             u.x.data_ptr(), u.g.data_ptr(), full, state["momentum"].data_ptr() if momentum else 0,
             *scratch, row_state, col_state, 0,
-            n_rows, n_cols, s.eps[0], u.w1, u.w2, 0.0, 1.0, 0.0, 0.0, 0.0,
+            n_rows, n_cols, s.eps[0], u.w1, u.w2, 0.0, 1 - u.rho * s.weight_decay, 0.0, 0.0, 0.0,
+            u.rho, s.eps[1], s.clip or 0.0, layout.count, -1.0 if s.maximize else 1.0,
         )  # fmt: skip
 
     def _address(self, u: Update, path: Path, key: str, gone: int) -> int:
@@ -266,16 +283,26 @@ class Table:
         self.copies.append((walked, walked.contiguous()))
         return self.copies[-1][1].data_ptr()
 
+    def all_walks(self) -> None:
+        """A whole step."""
+        self._walk(native.all_walks)
+        self._read_moments()
+        self._write_back()
+        self._raise_versions()
+
     def moments(self) -> None:
         """First walk."""
         self._walk(native.moments)
         native.fold(self.jobs, *self.kind[1:])
+        self._read_moments()
+        for u, means in self._sharded():
+            u.rows, u.cols = means.get("row"), means.get("col")
+
+    def _read_moments(self) -> None:
         seen = np.isfinite(self.jobs["finite"]).tolist()
         whole = zip(self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True)
         for u, finite, (u2, x2) in zip(self.updates, seen, whole, strict=True):
             u.finite, u.u2, u.x2 = finite, u2, x2 if u.settings.relative else None
-        for u, means in self._sharded():
-            u.rows, u.cols = means.get("row"), means.get("col")
 
     def factors(self, taken: set[Update]) -> None:
         """The vectors between the walks."""
@@ -290,6 +317,9 @@ class Table:
                 self.means.append(walked)
                 self.jobs[i]["mean"] = walked.data_ptr()
         native.factors(self.jobs, self.kind[2])
+        self._write_back()
+
+    def _write_back(self) -> None:
         for there, copy in self.copies:
             there.copy_(copy)
 
@@ -305,6 +335,10 @@ class Table:
         self.jobs["scale"] = [u.scale for u in self.updates]
         self.jobs["decay"] = [u.decay for u in self.updates]
         self._walk(native.apply_)
+        self._raise_versions()
+
+    def _raise_versions(self) -> None:
+        """As torch's own in-place operations do, so that autograd sees what was written behind its back."""
         written = [u.x for u, taken in zip(self.updates, self.jobs["taken"].tolist(), strict=True) if taken]
         torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
 

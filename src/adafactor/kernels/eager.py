@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Block = tuple[slice, ...] | None  # None: the tensor is one block
 
-BUCKET = 0  # one tensor at a time
+SMALL = BUCKET = 0  # one tensor at a time
 BLOCK_CPU = 2**20  # elements: a float32 block is 4 MB and stays in a shared cache; smaller ones measured slower
 BLOCK_DEVICE = 2**21  # elements: large enough to fill a GPU; four float32 blocks are 34 MB
 SUM_ROW = 1024  # elements that one thread sums alone
@@ -34,6 +34,11 @@ SUM_ALONE = 2**15  # below this torch sums with one thread anyway
 def obstacle(u: Update) -> str | None:
     """None: any tensor will do."""
     return None
+
+
+def whole(bucket: list[Update]) -> bool:
+    """False: `step` leads from walk to walk."""
+    return False
 
 
 def moments(bucket: list[Update]) -> None:

@@ -26,11 +26,14 @@ NONE, OF_UPDATE, OF_GRADIENT = range(3)
 JOB = np.dtype(
     [(name, np.int64) for name in "B P S Q K xb xp xs gb gp gs".split()]  # sizes; strides of X and G along B, P, S
     + [(name, np.int64) for name in "rows cuts start".split()]  # P's per unit, units per B, first element in the bucket
-    + [(name, np.int64) for name in "estimator swapped momentum relative taken".split()]
+    + [(name, np.int64) for name in "estimator swapped momentum relative ignore taken".split()]
     + [(name, np.int64) for name in "x g v m".split()]  # addresses of X, G, and of V̂ and the momentum kept whole
     + [(name, np.int64) for name in "row col row_scale col_scale partial units".split()]  # addresses of scratch
     + [(name, np.int64) for name in "row_state col_state mean".split()]  # addresses of R, C and the known mean of R
-    + [(name, np.float64) for name in "n_rows n_cols eps w1 w2 scale decay u2 x2 finite".split()]
+    + [
+        (name, np.float64)
+        for name in "n_rows n_cols eps w1 w2 scale decay u2 x2 finite rho eps2 clip count sign".split()
+    ]
 )
 
 # Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
@@ -318,10 +321,15 @@ def moments(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None
         job = jobs[i]
         for unit in range(job.B * job.cuts):
             if first <= _begin(job, unit) < last:
-                if job.estimator == FULL:
-                    _measure_whole(job, unit, xs, gs, ss)
-                else:
-                    _sum_lines(job, unit, gs, ss, tile)
+                _moments_of_unit(job, unit, xs, gs, ss, tile)
+
+
+@_summing
+def _moments_of_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
+    if job.estimator == FULL:
+        _measure_whole(job, unit, xs, gs, ss)
+    else:
+        _sum_lines(job, unit, gs, ss, tile)
 
 
 @_summing
@@ -423,29 +431,31 @@ def _measure_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
 @_entry
 def fold(jobs: Any, gs: Any, ss: Any) -> None:
     """Add up what the units of the first walk left: means over rows and columns, and whether all of G² is finite."""
-    doubles = np.empty(0, np.float64)
     for i in range(len(jobs)):
-        job = jobs[i]
-        if job.estimator == FULL:
-            _fold_units(job)
-            continue
-        row = at(job.row, job.B * job.P * job.S * job.K, doubles)
-        total = 0.0
-        for j in range(len(row)):
-            total += row[j]
-        if not np.isfinite(total):
-            total = _sum_in_double(job, gs, ss, row)
-        job.finite = total
-        for j in range(len(row)):
-            row[j] = (row[j] + job.Q * job.eps) / job.n_cols
-        size = job.S * job.Q * job.K
-        for b in range(job.B):
-            col = at(job.col + 8 * b * size, size, doubles)
-            fill(col, 0, size, job.P * job.eps)
-            for unit in range(b * job.cuts, (b + 1) * job.cuts):
-                add(col, at(job.partial + 8 * unit * size, size, doubles))
-            for j in range(size):
-                col[j] /= job.n_rows
+        _fold_job(jobs[i], gs, ss)
+
+
+@_summing
+def _fold_job(job: Any, gs: Any, ss: Any) -> None:
+    if job.estimator == FULL:
+        _fold_units(job)
+        return
+    doubles, size, total = np.empty(0, np.float64), job.S * job.Q * job.K, 0.0
+    row = at(job.row, job.B * job.P * job.S * job.K, doubles)
+    for j in range(len(row)):
+        total += row[j]
+    if not np.isfinite(total):
+        total = _sum_in_double(job, gs, ss, row)
+    job.finite = total
+    for j in range(len(row)):
+        row[j] = (row[j] + job.Q * job.eps) / job.n_cols
+    for b in range(job.B):
+        col = at(job.col + 8 * b * size, size, doubles)
+        fill(col, 0, size, job.P * job.eps)
+        for unit in range(b * job.cuts, (b + 1) * job.cuts):
+            add(col, at(job.partial + 8 * unit * size, size, doubles))
+        for j in range(size):
+            col[j] /= job.n_rows
 
 
 @_summing
@@ -483,32 +493,39 @@ def _sum_in_double(job: Any, gs: Any, ss: Any, row: Any) -> float:
 @_entry
 def factors(jobs: Any, ss: Any) -> None:
     """Algorithm 4, lines 5–7: R and C averaged in double, kept in the state's precision, and 1/√V̂ from them."""
-    doubles = np.empty(0, np.float64)
     for i in range(len(jobs)):
-        job = jobs[i]
-        if job.estimator == FULL or not job.taken:
-            continue
-        batch = job.S * job.K
-        row, col = at(job.row, job.B * job.P * batch, doubles), at(job.col, job.B * job.Q * batch, doubles)
-        row_scale, col_scale = at(job.row_scale, len(row), ss), at(job.col_scale, len(col), ss)
-        fill(row_scale, 0, len(row), narrow(1.0, ss[0]))
-        fill(col_scale, 0, len(col), narrow(1.0, ss[0]))
-        if job.estimator != COLUMN:
-            _average(row, at(job.row_state, len(row), ss), job.w2)
-            if job.estimator == OUTER and not job.swapped:
-                _normalise(row, job.B, job.P, batch, job.mean)
-            _inverse_root(row, row_scale)
-        if job.estimator != ROW:
-            _average(col, at(job.col_state, len(col), ss), job.w2)
-            if job.estimator == OUTER and job.swapped:
-                _normalise(col, job.B * job.S, job.Q, job.K, job.mean)
-            _inverse_root(col, col_scale)
+        if jobs[i].taken:
+            _factor_job(jobs[i], ss)
 
 
 @_summing
+def _factor_job(job: Any, ss: Any) -> None:
+    if job.estimator == FULL:
+        return
+    doubles, batch = np.empty(0, np.float64), job.S * job.K
+    row, col = at(job.row, job.B * job.P * batch, doubles), at(job.col, job.B * job.Q * batch, doubles)
+    row_scale, col_scale = at(job.row_scale, len(row), ss), at(job.col_scale, len(col), ss)
+    fill(row_scale, 0, len(row), narrow(1.0, ss[0]))
+    fill(col_scale, 0, len(col), narrow(1.0, ss[0]))
+    if job.estimator != COLUMN:
+        _average(row, at(job.row_state, len(row), ss), job.w2)
+        if job.estimator == OUTER and not job.swapped:
+            _normalise(row, job.B, job.P, batch, job.mean)
+        _inverse_root(row, row_scale)
+    if job.estimator != ROW:
+        _average(col, at(job.col_state, len(col), ss), job.w2)
+        if job.estimator == OUTER and job.swapped:
+            _normalise(col, job.B * job.S, job.Q, job.K, job.mean)
+        _inverse_root(col, col_scale)
+
+
+@_as_written
 def _average(new: Any, state: Any, weight: float) -> None:
+    # two loops, so that product and sum are not fused: copies of a factor on several ranks must not differ
     for j in range(len(new)):
-        new[j] = state[j] + weight * (new[j] - state[j])
+        new[j] = weight * (new[j] - state[j])
+    for j in range(len(new)):
+        new[j] += state[j]
         state[j] = narrow(new[j], state[j])
 
 
@@ -546,11 +563,16 @@ def energy(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
             continue
         for unit in range(job.B * job.cuts - 1, -1, -1):
             if first <= _begin(job, unit) < last:
-                if job.momentum == OF_GRADIENT:
-                    _blend_lines(job, unit, gs, ss)
-                    _energy_of_unit(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
-                else:
-                    _energy_of_unit(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
+                _energy_of_unit(job, unit, xs, gs, ss, tile)
+
+
+@_summing
+def _energy_of_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
+    if job.momentum == OF_GRADIENT:
+        _blend_lines(job, unit, gs, ss)
+        _energy_of_lines(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
+    else:
+        _energy_of_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
 
 
 @_summing
@@ -565,7 +587,7 @@ def _blend_lines(job: Any, unit: int, gs: Any, ss: Any) -> None:
 
 
 @_summing
-def _energy_of_unit(
+def _energy_of_lines(
     job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any, tile: Any
 ) -> None:
     """ΣU² of G, or of the momentum in its place, that begins at `base` and has these strides; and ΣX²."""
@@ -624,12 +646,17 @@ def apply_(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
             continue
         for unit in range(job.B * job.cuts):
             if first <= _begin(job, unit) < last:
-                if job.estimator == FULL:
-                    _apply_whole(job, unit, xs, gs, ss)
-                elif job.momentum == OF_GRADIENT:
-                    _apply_unit(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
-                else:
-                    _apply_unit(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
+                _apply_to_unit(job, unit, xs, gs, ss, tile)
+
+
+@_summing
+def _apply_to_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
+    if job.estimator == FULL:
+        _apply_whole(job, unit, xs, gs, ss)
+    elif job.momentum == OF_GRADIENT:
+        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
+    else:
+        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
 
 
 @_summing
@@ -643,7 +670,7 @@ def _apply_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
 
 
 @_summing
-def _apply_unit(
+def _apply_to_lines(
     job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any, tile: Any
 ) -> None:
     """X of a unit; G, or the momentum in its place, begins at `base` and has these strides."""
@@ -676,3 +703,42 @@ def _apply_unit(
                     descend_tile(to, by, tile, scale, decay)
                 else:
                     descend(to, by, row[r] * factor, scale, decay)
+
+
+@_entry
+def all_walks(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
+    """All of a step for the tensors that start in [first, last), one after the other while each is in the cache."""
+    tile = np.empty(WIDTH, ss.dtype)
+    for i in range(len(jobs)):
+        job = jobs[i]
+        if first <= job.start < last:
+            units = job.B * job.cuts
+            for unit in range(units):
+                _moments_of_unit(job, unit, xs, gs, ss, tile)
+            _fold_job(job, gs, ss)
+            if not job.ignore and not np.isfinite(job.finite):
+                job.taken = 0
+                continue
+            _factor_job(job, ss)
+            if job.estimator != FULL:
+                for unit in range(units - 1, -1, -1):
+                    _energy_of_unit(job, unit, xs, gs, ss, tile)
+                finite = job.finite
+                _fold_units(job)
+                job.finite = finite
+            _conclude(job)
+            for unit in range(units):
+                _apply_to_unit(job, unit, xs, gs, ss, tile)
+
+
+@_as_written
+def _conclude(job: Any) -> None:
+    """`step.conclude`, to the bit: Algorithm 4, lines 3 and 9."""
+    alpha, rms_x = job.rho, np.sqrt(job.x2 / job.count)
+    if job.relative:
+        alpha = (job.eps2 if rms_x < job.eps2 else rms_x) * job.rho
+    divisor = 1.0
+    if job.clip > 0:
+        ratio = np.sqrt(job.u2 / job.count) / job.clip
+        divisor = 1.0 if ratio < 1.0 else ratio  # a NaN stays one
+    job.scale = job.sign * alpha / divisor

@@ -22,13 +22,15 @@ Task = tuple[Callable[..., None], tuple[Any, ...], "SimpleQueue[BaseException | 
 
 def share_out(walk: Callable[..., None], arguments: tuple[Any, ...], total: int, least: int) -> None:
     """Call `walk(*arguments, first, last)` with [0, total) cut in as many parts as torch has threads."""
-    parts = max(1, min(torch.get_num_threads(), total // least))
+    parts = min(torch.get_num_threads(), total // least)
+    if parts <= 1:
+        walk(*arguments, 0, total)
+        return
     bounds = [total * i // parts for i in range(parts + 1)]
     done: SimpleQueue[BaseException | None] = SimpleQueue()
-    if parts > 1:
-        team = _team(os.getpid())
-        for first, last in zip(bounds[1:-1], bounds[2:], strict=True):
-            team.put((walk, (*arguments, first, last), done), parts - 1)
+    team = _team(os.getpid())
+    for first, last in zip(bounds[1:-1], bounds[2:], strict=True):
+        team.put((walk, (*arguments, first, last), done), parts - 1)
     walk(*arguments, 0, bounds[1])
     problems = [done.get() for _ in range(parts - 1)]
     for problem in problems:
