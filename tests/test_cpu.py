@@ -1,0 +1,254 @@
+"""The compiled backend: its own promises besides the paper's, which `conftest.backend` asks of both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adafactor import Adafactor, equations, step
+from adafactor.kernels import cpu, native
+
+SHAPES = [(300, 200), (64, 3, 3, 3), (5, 40, 30), (7,), (), (1, 9), (2000,), (129, 1030)]
+
+
+def parameters(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in SHAPES]
+
+
+def train(params: list[Tensor], steps: int = 3, **keywords: object) -> Adafactor:
+    optimizer = Adafactor(params, backend="cpu", **keywords)  # type: ignore[arg-type]
+    random = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=random).to(p.dtype)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.fixture
+def threads() -> object:
+    """Put torch's number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum": "gradient"}], ids=str)
+@pytest.mark.parametrize("together", [True, False], ids=["a tensor to a thread", "threads share a tensor"])
+def test_the_result_does_not_depend_on_the_number_of_threads(
+    keywords: dict[str, object], together: bool, threads: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "UNIT", 512)  # so that tensors of a test's size are worth several threads
+    monkeypatch.setattr(cpu, "SMALL", 2**22 if together else 0)
+    cpu._path.cache_clear()
+    results = []
+    for count in (1, 2, 8):
+        torch.set_num_threads(count)
+        params = parameters()
+        train(params, **keywords)  # type: ignore[arg-type]
+        results.append([p.detach() for p in params])
+    cpu._path.cache_clear()
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_call_for_many_tensors_takes_the_steps_of_walk_after_walk(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, apart = parameters(dtype), parameters(dtype)
+    at_once = train(together, weight_decay=0.1)
+    monkeypatch.setattr(cpu, "SMALL", 0)
+    in_turn = train(apart, weight_decay=0.1)
+    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+    assert at_once.report() == in_turn.report()
+
+
+@given(
+    st.floats(1e-12, 1e12),
+    st.floats(1e-12, 1e12),
+    st.floats(1e-9, 1),
+    st.floats(0, 1e-2),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_the_compiled_step_size_is_the_equations(u2: float, x2: float, rho: float, eps2: float, clip: float) -> None:
+    job = np.zeros(1, native.JOB)
+    job["u2"], job["x2"], job["rho"], job["eps2"], job["clip"] = u2, x2, rho, eps2, clip
+    job["relative"], job["count"], job["sign"] = 1, 6, 1.0
+    native._conclude(job[0])
+    alpha = equations.step_size(rho, equations.root_mean_square(x2, 6), eps2)
+    divisor = equations.clip_divisor(equations.root_mean_square(u2, 6), clip or None)
+    assert job["scale"][0] == alpha / divisor
+
+
+def test_every_16_bit_number_is_read_as_torch_reads_it() -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    for dtype, stored in ((torch.bfloat16, np.uint16), (torch.float16, np.int16)):
+        values = bits.numpy().view(stored)
+        ours = torch.tensor([_read(v) for v in values[::7]])
+        torch.testing.assert_close(ours, bits[::7].view(dtype).float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_numbers_are_rounded_to_16_bits_as_torch_rounds_them() -> None:
+    random = torch.Generator().manual_seed(0)
+    values = torch.randint(-(2**31), 2**31 - 1, (4000,), generator=random, dtype=torch.int32).view(torch.float32)
+    values = torch.cat([values, torch.randn(2000, generator=random), torch.randn(2000, generator=random) * 1e-6])
+    edges = [0.0, -0.0, 65504.0, 65519.9, 65520.0, 2.0**-24, 2.0**-25, 1e-45, float("inf"), -float("inf"), float("nan")]
+    values = torch.cat([values, torch.tensor(edges)])
+    for dtype, like in ((torch.bfloat16, np.uint16(0)), (torch.float16, np.int16(0))):
+        ours = torch.tensor([_write(np.float32(v), like) for v in values.tolist()])
+        expected = values.to(dtype)
+        bits = expected.view(torch.int16).long() & 0xFFFF
+        same = ((ours & 0xFFFF) == bits) | expected.isnan()
+        assert same.all(), values[~same]
+
+
+@native._exactly
+def _read(value: object) -> object:
+    return native.widen(value, np.float32(0))
+
+
+@native._exactly
+def _write(value: object, like: object) -> object:
+    return native.narrow(value, like)
+
+
+def test_a_step_reserves_vectors_only() -> None:
+    p = torch.zeros(4096, 4096, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    optimizer = Adafactor([p], backend="cpu")
+    updates, _ = optimizer._updates()
+    step.begin(updates[0])
+    path = cpu.find_path(updates[0])
+    assert isinstance(path, cpu.Path)
+    assert 8 * sum(path.room) < 0.02 * p.nbytes
+
+
+def test_a_column_of_a_million_rows_matches_double() -> None:
+    g = torch.rand(1_000_000, 2, generator=torch.Generator().manual_seed(0)) + 0.5
+    p = torch.zeros(1_000_000, 2, requires_grad=True)
+    p.grad = g
+    optimizer = Adafactor([p], backend="cpu")
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[p]["col"].double(), g.double().square().mean(0), rtol=1e-7, atol=0)
+
+
+def test_writing_raises_the_version_counter_as_torch_does() -> None:
+    p = torch.ones(3, 4, requires_grad=True)
+    loss = (p * p).sum()
+    p.grad = torch.ones_like(p)
+    before = p._version
+    Adafactor([p], backend="cpu").step()
+    assert p._version > before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (50,)], ids=str)
+def test_an_edit_through_data_between_steps_is_honoured(shape: tuple[int, ...]) -> None:
+    results = []
+    for backend in ("cpu", "eager"):
+        p = torch.full(shape, 2.0, dtype=torch.float64, requires_grad=True)
+        optimizer = Adafactor([p], backend=backend)
+        for factor in (1.0, 1e-3, 1e3):
+            p.data.mul_(factor)
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        results.append(p.detach())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-14, atol=0)
+
+
+def test_two_optimizers_in_two_threads_do_not_disturb_each_other() -> None:
+    alone = parameters(seed=5)
+    train(alone, steps=20)
+    both = [parameters(seed=5), parameters(seed=5)]
+    workers = [threading.Thread(target=train, args=(params, 20)) for params in both]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert all(torch.equal(a, b) for params in both for a, b in zip(alone, params, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_a_forked_process_can_step_after_its_parent_did(threads: object) -> None:
+    torch.set_num_threads(2)
+    params, twins = parameters(), parameters()
+    optimizer, expected = train(params), train(twins)
+    expected.step()
+    child = os.fork()
+    if child == 0:  # torch's own threads do not survive a fork, so the child only steps and compares small numbers
+        optimizer.step()
+        os._exit(0 if all(p.tolist() == q.tolist() for p, q in zip(params, twins, strict=True)) else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_what_it_cannot_walk_is_named_and_left_to_auto() -> None:
+    wide = torch.ones(6, 8)
+    p = wide[:, ::2].detach().requires_grad_()
+    p.grad = torch.ones(6, 4)
+    with pytest.raises(ValueError, match=r"cannot step weight \(shape \(6, 4\)\): its lines have gaps in memory"):
+        Adafactor([("weight", p)], backend="cpu").step()
+    optimizer = Adafactor([("weight", p)])
+    with pytest.warns(RuntimeWarning, match="weight .* is stepped by plain torch, more slowly: its lines have gaps"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()  # said once
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What this code prints, in a Python of its own."""
+    command = [sys.executable, "-W", "always", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
+
+
+STEP = """
+import torch
+from adafactor import Adafactor
+p = torch.ones(4, 5, requires_grad=True); p.grad = torch.ones_like(p)
+optimizer = Adafactor([p], backend={backend!r})
+optimizer.step(); optimizer.step()
+print("stepped", p.mean().item() < 1)
+"""
+
+NO_NUMBA = "import sys; sys.modules['numba'] = None\n"
+NO_FOLDER = "import numba.core.caching as c; c.CacheImpl._locator_classes = []\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "advice"), [(NO_NUMBA, "pip install adafactor[cpu]"), (NO_FOLDER, "NUMBA_CACHE_DIR")]
+)
+def test_where_it_cannot_be_compiled_auto_says_so_once_and_a_named_backend_raises(before: str, advice: str) -> None:
+    done = run(before + STEP.format(backend="auto"))
+    assert done.stdout == "stepped True\n"
+    assert done.stderr.count("RuntimeWarning") == 1 and advice in done.stderr
+    failed = run(before + STEP.format(backend="cpu"))
+    assert failed.returncode and 'ImportError: backend="cpu" cannot be used' in failed.stderr
+    assert advice in failed.stderr
+
+
+def test_importing_the_package_does_not_import_numba() -> None:
+    assert run("import sys, adafactor; print('numba' in sys.modules)").stdout == "False\n"
+
+
+@pytest.mark.slow
+def test_the_first_compile_says_what_it_does_and_the_second_process_finds_it_on_disk(tmp_path: Path) -> None:
+    first = run(STEP.format(backend="cpu"), NUMBA_CACHE_DIR=str(tmp_path))
+    assert "compiling the loops for torch.float32" in first.stderr
+    second = run(STEP.format(backend="cpu"), NUMBA_CACHE_DIR=str(tmp_path))
+    assert first.stdout == second.stdout == "stepped True\n"
+    assert len(list(tmp_path.rglob("*.nbc"))) == len(list(tmp_path.rglob("*.nbi")))
