@@ -18,7 +18,6 @@ from numba.extending import intrinsic, overload, register_jitable
 
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision
 TALL = 64  # rows that are summed in the statistics' precision
-TILE = 16  # short batch slices that an inner loop takes together: then no registers are left half empty
 
 OUTER, ROW, COLUMN, FULL = range(4)
 NONE, OF_UPDATE, OF_GRADIENT = range(3)
@@ -405,8 +404,8 @@ def _sum_one(job: Any, b: int, p: int, gs: Any, ss: Any, row: Any, col: Any, til
 
 @_summing
 def _tile(job: Any, tile: Any) -> Any:
-    """Room for a whole number of slices of K: `TILE`, or fewer of longer ones."""
-    size = job.K * max(1, min(TILE, WIDTH // job.K))
+    """Room for a whole number of slices of K, an eighth of a line: what is done once for a tile should not show."""
+    size = job.K * max(1, min(job.Q // 8, WIDTH // job.K))
     return tile[:size] if size <= len(tile) else np.empty(size, tile.dtype)
 
 

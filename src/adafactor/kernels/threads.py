@@ -9,31 +9,38 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-Task = tuple[Callable[..., None], tuple[Any, ...], "SimpleQueue[BaseException | None]"]
+Task = tuple[Callable[[], None], "SimpleQueue[BaseException | None]"]
+
+PIECES = 4  # for each thread: one that comes late, or is slowed down, takes fewer of them
 
 
 def share_out(walk: Callable[..., None], arguments: tuple[Any, ...], total: int, least: int) -> None:
-    """Call `walk(*arguments, first, last)` with [0, total) cut in as many parts as torch has threads."""
-    parts = min(torch.get_num_threads(), total // least)
-    if parts <= 1:
+    """Call `walk(*arguments, first, last)` for pieces that make up [0, total), with as many threads as torch has."""
+    threads = min(torch.get_num_threads(), total // least)
+    if threads <= 1:
         walk(*arguments, 0, total)
         return
-    bounds = [total * i // parts for i in range(parts + 1)]
+    count = min(PIECES * threads, total // least)
+    pieces = deque((total * i // count, total * (i + 1) // count) for i in range(count))
+
+    def work() -> None:
+        with suppress(IndexError):  # there are no more pieces
+            while True:
+                walk(*arguments, *pieces.popleft())
+
     done: SimpleQueue[BaseException | None] = SimpleQueue()
-    team = _team(os.getpid())
-    for first, last in zip(bounds[1:-1], bounds[2:], strict=True):
-        team.put((walk, (*arguments, first, last), done), parts - 1)
-    walk(*arguments, 0, bounds[1])
-    problems = [done.get() for _ in range(parts - 1)]
-    for problem in problems:
+    _team(os.getpid()).put((work, done), threads - 1)
+    work()
+    for problem in [done.get() for _ in range(threads - 1)]:
         if problem is not None:
             raise problem
 
@@ -47,19 +54,20 @@ class Team:
         self._lock = threading.Lock()
         self._size = 0
 
-    def put(self, task: Task, at_least: int) -> None:
-        """Hand a task to whoever is free, of at least so many."""
+    def put(self, task: Task, times: int) -> None:
+        """Hand a task to so many threads."""
         with self._lock:
-            while self._size < at_least:
+            while self._size < times:
                 threading.Thread(target=self._work, name="adafactor", daemon=True).start()
                 self._size += 1
-        self._tasks.put(task)
+        for _ in range(times):
+            self._tasks.put(task)
 
     def _work(self) -> None:
         while True:
-            walk, arguments, done = self._tasks.get()
+            work, done = self._tasks.get()
             try:
-                walk(*arguments)
+                work()
                 done.put(None)
             except BaseException as problem:  # the caller raises it
                 done.put(problem)
