@@ -237,18 +237,17 @@ class Adafactor(Optimizer):
         for group, names in zip(self.param_groups, self._names(), strict=True):
             settings = Settings.of(group)
             for p, name in zip(group["params"], names, strict=True):
-                sharded = dtensor.is_sharded(p)
-                if p.grad is None and not (sharded and p.requires_grad):
+                sharded, g = dtensor.is_sharded(p), p.grad
+                if g is None and not (sharded and p.requires_grad):
                     continue
                 shapes, found = _layout(p, settings), None
-                if p.grad is not None:
-                    _check_gradient(p, p.grad, name)
+                if g is not None:
+                    _check_gradient(p, g, name)
                     state = self._state(p, shapes, settings, name)
-                    x, g = (p, p.grad) if sharded else (p.detach(), p.grad.detach())
-                    found = Update(x, g, state, settings, shapes, self._trace(p), name)
-                if p.numel() and found is not None:
+                    found = Update(p, g, state, settings, shapes, self._trace(p), name)
+                if shapes.count and found is not None:
                     updates.append(found)
-                if p.numel() and sharded:  # without a gradient here, other ranks may still have one
+                if shapes.count and sharded:  # without a gradient here, other ranks may still have one
                     members.append((self._shard(p, name, shapes), found))
         return updates, Ranks(members) if members else None
 
