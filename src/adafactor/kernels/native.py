@@ -204,13 +204,14 @@ def energies_of_two(g0: Any, g1: Any, r0: Any, r1: Any, col: Any, x0: Any, x1: A
 
 
 @_summing
-def energy_of_tile(g: Any, row: Any, col: Any) -> Any:
+def energies_of_tile(g: Any, row: Any, col: Any, x: Any) -> Any:
     """The same for a part of a line over which the row's scale changes too."""
-    total = narrow(0.0, col[0])
+    u2, x2 = narrow(0.0, col[0]), narrow(0.0, col[0])
     for j in range(len(g)):
-        u = scaled(g[j], row[j], col[j])
-        total += u * u
-    return total
+        u, y = scaled(g[j], row[j], col[j]), widen(x[j], col[0])
+        u2 += u * u
+        x2 += y * y
+    return u2, x2
 
 
 @_exactly
@@ -289,10 +290,28 @@ def descend_whole(x: Any, g: Any, v: Any, m: Any, job: Any) -> None:
 
 @_exactly
 def repeat(values: Any, first: int, count: int, factor: Any, out: Any) -> None:
-    """Fill `out` with copies of `count` values × `factor`, one after the other."""
-    for start in range(0, len(out), count):
-        for k in range(count):
-            out[start + k] = values[first + k] * factor
+    """Fill `out` with copies of `count` values × `factor`, one after the other; it holds a power of two of them."""
+    for k in range(count):
+        out[k] = values[first + k] * factor
+    size = count
+    while size < len(out):
+        there = out[size : 2 * size]
+        for k in range(size):
+            there[k] = out[k]
+        size *= 2
+
+
+@_exactly
+def gather_slices(tile: Any, count: int, row: Any, first: int) -> None:
+    """Add up the slices of a tile, a power of two of them, and add the sum to the row."""
+    size = len(tile) // 2
+    while size >= count:
+        there = tile[size : 2 * size]
+        for k in range(size):
+            tile[k] += there[k]
+        size //= 2
+    for k in range(count):
+        row[first + k] += tile[k]
 
 
 @_exactly
@@ -397,15 +416,15 @@ def _sum_one(job: Any, b: int, p: int, gs: Any, ss: Any, row: Any, col: Any, til
         else:
             fill(tile, 0, len(tile), narrow(0.0, ss[0]))
             squares_in_tiles(g, part, tile)
-            for t in range(0, len(tile), job.K):
-                for k in range(job.K):
-                    row[r + k] += tile[t + k]
+            gather_slices(tile, job.K, row, r)
 
 
 @_summing
 def _tile(job: Any, tile: Any) -> Any:
-    """Room for a whole number of slices of K, an eighth of a line: what is done once for a tile should not show."""
-    size = job.K * max(1, min(job.Q // 8, WIDTH // job.K))
+    """Room for a power of two of slices of K, about an eighth of a line: what is done once a line should not show."""
+    size = job.K
+    while 16 * size <= job.Q * job.K and 2 * size <= WIDTH:
+        size *= 2
     return tile[:size] if size <= len(tile) else np.empty(size, tile.dtype)
 
 
@@ -619,8 +638,11 @@ def _energy_of_lines(
             else:
                 repeat(row, r, job.K, narrow(1.0, ss[0]), tile)
                 for q in range(0, line, len(tile)):
-                    u2 += energy_of_tile(g[q : q + len(tile)], tile, col[q : q + len(tile)])
-            if job.relative:
+                    e = q + len(tile)
+                    u, y = energies_of_tile(g[q:e], tile, col[q:e], x[q:e])
+                    u2 += u
+                    x2 += y
+            if job.relative and job.K == 1:
                 for q in range(0, line, WIDTH):
                     x2 += sum_of_squares(x[q : q + WIDTH], ss)
     result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
