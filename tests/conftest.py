@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 
 from adafactor import optimizer
-from adafactor.kernels import Kernel, choose
+from adafactor.kernels import choose
 
 settings.register_profile("house", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("house")
