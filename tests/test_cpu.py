@@ -210,6 +210,29 @@ def test_what_it_cannot_walk_is_named_and_left_to_auto() -> None:
         optimizer.step()  # said once
 
 
+def test_a_model_made_double_after_its_optimizer_still_takes_the_right_steps() -> None:
+    results = []
+    for backend in ("cpu", "eager"):
+        model = torch.nn.Linear(4, 3).requires_grad_()
+        torch.nn.init.ones_(model.weight)
+        optimizer = Adafactor([model.weight], backend=backend, beta1=0.9)
+        model.double()
+        for _ in range(3):
+            model.weight.grad = torch.arange(12.0, dtype=torch.float64).view(3, 4)
+            optimizer.step()
+        results.append(model.weight.detach())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=0)
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    p = torch.ones(4, 5, requires_grad=True)
+    p.grad = torch.ones(4, 5)
+    optimizer = Adafactor([("weight", p)])
+    p.data = torch.ones(2, 5)
+    with pytest.raises(ValueError, match=r"weight of shape \(2, 5\) has a gradient of shape \(4, 5\)"):
+        optimizer.step()
+
+
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """What this code prints, in a Python of its own."""
     command = [sys.executable, "-W", "always", "-c", code]

@@ -264,8 +264,12 @@ class Adafactor(Optimizer):
         if settings.beta1 and "momentum" not in state:  # switched on in mid-run
             state["momentum"] = torch.zeros_like(p, dtype=statistics_dtype(p.dtype))
         _check_shapes(state, shapes, name)
-        if state["step"].device != p.device:  # the model was moved after the optimizer was made
-            state.update({key: value.to(p.device) for key, value in state.items()})
+        # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
+        dtype = statistics_dtype(p.dtype)
+        for key, value in state.items():
+            wanted = STEP_DTYPE if key == "step" else dtype
+            if isinstance(value, Tensor) and (value.dtype != wanted or value.device != p.device):
+                state[key] = value.to(p.device, wanted)
         return state
 
     def _names(self) -> list[list[str]]:
@@ -374,6 +378,8 @@ def _check_parameter(p: Tensor, name: str) -> None:
 def _check_gradient(p: Tensor, g: Tensor, name: str) -> None:
     if dtensor.is_sharded(p) != dtensor.is_sharded(g):
         raise TypeError(f"{name} is a {type(p).__name__}, but its gradient a {type(g).__name__}: shard both or none")
+    if g.shape != p.shape:
+        raise ValueError(f"{name} of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: was it replaced?")
     if g.layout != torch.strided:
         raise TypeError(f"the gradient of {name} is sparse ({g.layout}); make the layer dense (e.g. sparse=False)")
     if not g.is_floating_point():
