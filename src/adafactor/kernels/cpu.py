@@ -50,16 +50,17 @@ def whole(bucket: list[Update]) -> bool:
     """Take all the walks in one go, a thread to a tensor; False for what is not small or must be asked in between."""
     if any(u.sharded or u.settings.on_nonfinite == "raise" or u.x.numel() > SMALL for u in bucket):
         return False
-    if any(isinstance(u.work or find_path(u), str) for u in bucket):
+    kinds = _kinds(bucket)
+    if sum(map(len, kinds.values())) < len(bucket):
         return False
-    for table in _arranged(bucket):
+    for table in _arranged(kinds):
         table.all_walks()
     return True
 
 
 def moments(bucket: list[Update]) -> None:
     """Means of G² + ε₁, and whether G² is finite; for what is kept whole all of ΣU² and ΣX²."""
-    for table in _arranged(bucket):
+    for table in _arranged(_kinds(bucket)):
         table.moments()
     eager.moments(_others(bucket))
 
@@ -92,13 +93,17 @@ def obstacle(u: Update) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _arranged(bucket: list[Update]) -> list[Table]:
-    """A table for each kind of tensor that there are loops for."""
-    kinds: dict[tuple[torch.dtype, torch.dtype], list[tuple[Update, Path]]] = {}
+def _kinds(bucket: list[Update]) -> Kinds:
+    """The tensors that there are loops for, by dtype."""
+    kinds: Kinds = {}
     for u in bucket:
-        path = u.work or find_path(u)
+        path = find_path(u)
         if isinstance(path, Path):
             kinds.setdefault((u.x.dtype, u.g.dtype), []).append((u, path))
+    return kinds
+
+
+def _arranged(kinds: Kinds) -> list[Table]:
     return [Table(pairs, _kind(*dtypes)) for dtypes, pairs in kinds.items()]
 
 
@@ -121,6 +126,9 @@ def _kind(x: torch.dtype, g: torch.dtype) -> Kind:
         native.factors(none, kind[2])
         native.gather(none)
     return kind
+
+
+Kinds = dict[tuple[torch.dtype, torch.dtype], list[tuple["Update", "Path"]]]
 
 
 @dataclass(frozen=True)
