@@ -208,7 +208,7 @@ class Adafactor(Optimizer):
         for group, names in zip(self.param_groups, self._names(), strict=True):
             for p, name in zip(group["params"], names, strict=True):
                 size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
-                records.append(self._trace(p).record(name, tuple(p.shape), size))
+                records.append(self._trace(p).record(name, p, size, group["clip"]))
         for record in records:
             if record.skipped:
                 self._warn_once(record, stacklevel=3)

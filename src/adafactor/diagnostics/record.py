@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from adafactor import dtensor
+from adafactor import equations as eq
 from adafactor.equations import Scalar
+from adafactor.layout import wide
 
 
 @dataclass(frozen=True)
@@ -18,8 +22,10 @@ class Record:
     rms_update: float  # RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment
     clip_rate: float  # the share of steps since the last report in which the update was clipped (§6)
     step_size: float  # αₜ
-    rms_parameter: float  # RMS(Xₜ₋₁); NaN for absolute steps, which do not need it
+    rms_parameter: float  # RMS(Xₜ₋₁); of Xₜ for absolute steps, which do not need it and so leave it to the report
+    relative_change: float  # αₜ·RMS(Ûₜ)/RMS(X): by how much of itself the step changes the parameter
     beta2: float  # β̂₂ₜ
+    steps: int  # steps taken since the last report
     skipped: int  # steps not taken because of a NaN or infinite gradient, since the optimizer was made or loaded
     state_bytes: int
 
@@ -49,22 +55,44 @@ class Trace:
         self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
         self.clipped, self.taken = self.clipped + clipped, self.taken + taken
 
-    def record(self, name: str, shape: tuple[int, ...], state_bytes: int) -> Record:
+    def record(self, name: str, x: Tensor, state_bytes: int, clip: float | None) -> Record:
         """Read the figures (here the host may wait for the device) and start the next clip rate."""
         taken, clipped = int(self.taken), int(self.clipped)
         self.taken = self.clipped = 0
+        rms_update, step_size, rms_parameter = map(_read, (self.rms_update, self.step_size, self.rms_parameter))
+        if self.step_size is not None and self.rms_parameter is None and not dtensor.is_sharded(x):
+            rms_parameter = rms(x)
         return Record(
             name=name,
-            shape=shape,
-            rms_update=_read(self.rms_update),
-            clip_rate=clipped / taken if taken else float("nan"),
-            step_size=_read(self.step_size),
-            rms_parameter=_read(self.rms_parameter),
+            shape=tuple(x.shape),
+            rms_update=rms_update,
+            clip_rate=clipped / taken if taken else math.nan,
+            step_size=step_size,
+            rms_parameter=rms_parameter,
+            relative_change=relative_change(step_size, rms_update, rms_parameter, clip),
             beta2=_read(self.beta2),
+            steps=taken,
             skipped=int(self.skipped),
             state_bytes=state_bytes,
         )
 
 
+def relative_change(step_size: float, rms_update: float, rms_parameter: float, clip: float | None) -> float:
+    """αₜ·RMS(Ûₜ)/RMS(X) with RMS(Û) = RMS(U)/max(1, RMS(U)/d) (§6); infinite for a parameter that is all zero."""
+    change = step_size * rms_update / float(eq.clip_divisor(rms_update, clip))
+    if rms_parameter == 0:
+        return math.inf if change > 0 else 0.0
+    return change / rms_parameter
+
+
+def rms(x: Tensor) -> float:
+    """RMS(X), summed in double and block by block, so that nothing tensor-sized is made."""
+    from adafactor.kernels.eager import blocks
+
+    parts = (x.detach() if block is None else x.detach()[block] for block in blocks(x))
+    total = sum(float(part.to(wide(x.device)).square().sum()) for part in parts)
+    return float(eq.root_mean_square(total, x.numel())) if x.numel() else math.nan
+
+
 def _read(value: Scalar | None) -> float:
-    return float("nan") if value is None else float(value)
+    return math.nan if value is None else float(value)
