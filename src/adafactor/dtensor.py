@@ -38,6 +38,13 @@ def cut_axis(place: Placement) -> int | None:
     return None if place.is_replicate() or place.is_partial() else int(place.dim)  # type: ignore[attr-defined]
 
 
+def beginning(p: DTensor) -> tuple[int, ...]:
+    """Where this rank's part begins in the whole."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return tuple(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
+
+
 def zeros(p: DTensor, without: int, dtype: torch.dtype) -> Tensor:
     """A statistic of `p` with one axis summed away: cut as `p` is, except where that axis is what is cut."""
     from torch.distributed.tensor import DTensor

@@ -38,11 +38,12 @@ class Layout:
         keys = {"outer": ("row", "col"), "row": ("row",), "column": ("col",)}[self.estimator]
         return {key: shapes[key] for key in keys}
 
-    def state_bytes(self, dtype: torch.dtype, momentum: bool) -> int:
-        """The bytes of a parameter's state: statistics, momentum where used, and the step count."""
+    def state_bytes(self, dtype: torch.dtype, momentum: bool, compensation: bool = False) -> int:
+        """The bytes of a parameter's state: statistics, momentum and compensation where used, and the step count."""
         elements = sum(prod(shape) for shape in self.statistics.values())
         elements += self.count if momentum else 0
-        return elements * statistics_dtype(dtype).itemsize + STEP_DTYPE.itemsize
+        kept = self.count * dtype.itemsize if compensation and dtype.itemsize < 4 else 0
+        return elements * statistics_dtype(dtype).itemsize + kept + STEP_DTYPE.itemsize
 
     def _without(self, axis: int) -> tuple[int, ...]:
         return self.shape[:axis] + self.shape[axis + 1 :]

@@ -16,6 +16,7 @@ from adafactor import dtensor
 from adafactor.diagnostics import Record, Trace
 from adafactor.kernels import Kernel, choose
 from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
+from adafactor.rounding import SHORT
 from adafactor.settings import Settings
 from adafactor.sharding import Member, Ranks, Shard
 from adafactor.step import Update, step
@@ -59,6 +60,10 @@ class Adafactor(Optimizer):
             CPU with the next `report()`, so that no step waits for it), `"raise"` raises
             FloatingPointError before anything is changed (and makes the host wait for the device),
             `"ignore"` does not look.
+        rounding: how bfloat16 and float16 parameters are rounded after a step that is computed in float32:
+            `"nearest"`, where updates below half a unit in the last place are lost; `"stochastic"`, where they are
+            right in the mean, for no memory; `"kahan"`, where they are kept in a second 16-bit number.
+        seed: of stochastic rounding, whose random numbers are a function of seed, parameter, step and element.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
             for tensors on a CPU; `"auto"` takes `"cpu"` where it can, else `"eager"`.
 
@@ -89,6 +94,8 @@ class Adafactor(Optimizer):
         axes: tuple[int, int] | None = None,
         maximize: bool = False,
         on_nonfinite: str = "skip",
+        rounding: str = "nearest",
+        seed: int = 0,
         backend: str = "auto",
     ):
         defaults = {
@@ -106,6 +113,8 @@ class Adafactor(Optimizer):
             "axes": axes,
             "maximize": maximize,
             "on_nonfinite": on_nonfinite,
+            "rounding": rounding,
+            "seed": seed,
         }
         Settings(**defaults)  # type: ignore[arg-type]
         self._start(backend)
@@ -116,6 +125,8 @@ class Adafactor(Optimizer):
         self.backend = backend
         self._traces: dict[Tensor, Trace] = {}
         self._shards: dict[Tensor, Shard] = {}
+        self._places: dict[Tensor, tuple[int, str, int]] = {}  # group, name and number, while groups have these sizes
+        self._sizes: list[int] = []
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,6 +136,9 @@ class Adafactor(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and `load_state_dict`."""
         super().__setstate__(state)
+        for group in self.param_groups:  # from a version that had fewer keywords
+            for keyword, default in self.defaults.items():
+                group.setdefault(keyword, default)
         self._start(self.backend)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -169,8 +183,9 @@ class Adafactor(Optimizer):
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
-    def _step(self) -> None:
-        updates, ranks = self._updates()
+    def _step(self, only: Tensor | None = None) -> None:
+        """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one."""
+        updates, ranks = self._updates(only)
         kernel = choose(self.backend, any(u.x.is_cpu for u in updates))
         if self.backend == "cpu":
             for u in updates:
@@ -230,26 +245,42 @@ class Adafactor(Optimizer):
             before.remove()
             after.remove()
 
-    def _updates(self) -> tuple[list[Update], Ranks | None]:
+    def _updates(self, only: Tensor | None = None) -> tuple[list[Update], Ranks | None]:
         """Everything that can be wrong is found here, before anything is changed."""
         updates: list[Update] = []
         members: list[Member] = []
+        for p, settings, name, i in self._parameters() if only is None else [self._found(only)]:
+            sharded, g = dtensor.is_sharded(p), p.grad
+            if g is None and not (sharded and p.requires_grad):
+                continue
+            shapes, found = _layout(p, settings), None
+            if g is not None:
+                _check_gradient(p, g, name)
+                state = self._state(p, shapes, settings, name)
+                found = Update(p, g, state, settings, shapes, self._trace(p), name, i)
+            if shapes.count and found is not None:
+                updates.append(found)
+            if shapes.count and sharded:  # without a gradient here, other ranks may still have one
+                members.append((self._shard(p, name, shapes), found))
+        return updates, Ranks(members) if members else None
+
+    def _parameters(self) -> Iterator[tuple[Tensor, Settings, str, int]]:
+        """Every parameter with its group's settings, its name and its number."""
+        number = itertools.count()
         for group, names in zip(self.param_groups, self._names(), strict=True):
             settings = Settings.of(group)
-            for p, name in zip(group["params"], names, strict=True):
-                sharded, g = dtensor.is_sharded(p), p.grad
-                if g is None and not (sharded and p.requires_grad):
-                    continue
-                shapes, found = _layout(p, settings), None
-                if g is not None:
-                    _check_gradient(p, g, name)
-                    state = self._state(p, shapes, settings, name)
-                    found = Update(p, g, state, settings, shapes, self._trace(p), name)
-                if shapes.count and found is not None:
-                    updates.append(found)
-                if shapes.count and sharded:  # without a gradient here, other ranks may still have one
-                    members.append((self._shard(p, name, shapes), found))
-        return updates, Ranks(members) if members else None
+            for p, name, i in zip(group["params"], names, number):  # noqa: B905  # numbers go on forever
+                yield p, settings, name, i
+
+    def _found(self, p: Tensor) -> tuple[Tensor, Settings, str, int]:
+        """The same for one of them, without a look at all the others each time."""
+        sizes = [len(group["params"]) for group in self.param_groups]
+        if sizes != self._sizes:
+            at = [i for i, size in enumerate(sizes) for _ in range(size)]
+            places = zip(at, self._parameters(), strict=True)
+            self._sizes, self._places = sizes, {q: (group, name, i) for group, (q, _, name, i) in places}
+        group, name, i = self._places[p]
+        return p, Settings.of(self.param_groups[group]), name, i
 
     def _shard(self, p: DTensor, name: str, shapes: Layout) -> Shard:
         known = self._shards.get(p)
@@ -263,11 +294,13 @@ class Adafactor(Optimizer):
             state.update(_new_state(p, shapes, settings))
         if settings.beta1 and "momentum" not in state:  # switched on in mid-run
             state["momentum"] = torch.zeros_like(p, dtype=statistics_dtype(p.dtype))
+        if settings.rounding == "kahan" and p.dtype in SHORT and "compensation" not in state:
+            state["compensation"] = torch.zeros_like(p)
         _check_shapes(state, shapes, name)
         # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
         dtype = statistics_dtype(p.dtype)
         for key, value in state.items():
-            wanted = STEP_DTYPE if key == "step" else dtype
+            wanted = {"step": STEP_DTYPE, "compensation": p.dtype}.get(key, dtype)
             if isinstance(value, Tensor) and (value.dtype != wanted or value.device != p.device):
                 state[key] = value.to(p.device, wanted)
         return state
@@ -363,6 +396,8 @@ def _new_state(p: Tensor, shapes: Layout, settings: Settings) -> dict[str, Tenso
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     if settings.beta1:
         state["momentum"] = torch.zeros_like(p, dtype=dtype)
+    if settings.rounding == "kahan" and p.dtype in SHORT:
+        state["compensation"] = torch.zeros_like(p)
     return {key: value.detach() for key, value in state.items()}
 
 
@@ -394,5 +429,6 @@ def _check_shapes(state: dict[str, Any], shapes: Layout, name: str) -> None:
                 f"{name} of shape {shapes.shape} needs a state {key!r} of shape {shape}, but the state has "
                 f"{'none' if has is None else has}: the groups are in another order, or `factored` or `axes` changed"
             )
-    if "momentum" in state and tuple(state["momentum"].shape) != shapes.shape:
-        raise ValueError(f"{name} of shape {shapes.shape} has a momentum of shape {tuple(state['momentum'].shape)}")
+    for key in ("momentum", "compensation"):
+        if key in state and tuple(state[key].shape) != shapes.shape:
+            raise ValueError(f"{name} of shape {shapes.shape} has a {key} of shape {tuple(state[key].shape)}")

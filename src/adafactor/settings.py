@@ -29,6 +29,8 @@ class Settings:
     axes: tuple[int, int] | None = None
     maximize: bool = False
     on_nonfinite: str = "skip"
+    rounding: str = "nearest"
+    seed: int = 0
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Settings:
@@ -50,6 +52,7 @@ class Settings:
             "eps": (_number("eps[0]", eps1, at_least=SMALLEST_EPS1), _number("eps[1]", eps2, at_least=0.0)),
             "weight_decay": _number("weight_decay", self.weight_decay, at_least=0.0),
             "axes": None if self.axes is None else _axes(self.axes),
+            "seed": _seed(self.seed),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -59,6 +62,7 @@ class Settings:
         _word("momentum", self.momentum, ("update", "gradient"), _MOMENTUM_HINT)
         _word("maximize", self.maximize, (True, False))
         _word("on_nonfinite", self.on_nonfinite, ("skip", "raise", "ignore"))
+        _word("rounding", self.rounding, ("nearest", "stochastic", "kahan"))
 
 
 _MOMENTUM_HINT = (
@@ -104,3 +108,11 @@ def _axes(value: Any) -> tuple[int, int]:
     if not all(isinstance(axis, Integral) and not isinstance(axis, bool) for axis in (row, col)):
         raise TypeError(f"axes={value!r} must be None or a pair of integers")
     return int(row), int(col)
+
+
+def _seed(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"seed={value!r} must be an integer, not {type(value).__name__}")
+    if not 0 <= value < 2**64:
+        raise ValueError(f"seed={value!r} must be at least 0 and below 2**64")
+    return int(value)

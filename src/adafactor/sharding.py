@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adafactor.dtensor import cut_axis, drop, is_sharded, local
+from adafactor.dtensor import beginning, cut_axis, drop, is_sharded, local
 from adafactor.layout import Layout, statistics_dtype, wide
 
 if TYPE_CHECKING:
@@ -107,6 +107,11 @@ class Shard:
         return self.over(range(len(self.groups)))
 
     @cached_property
+    def place(self) -> tuple[int, ...]:
+        """Where this rank's part begins in the whole."""
+        return beginning(self.p)
+
+    @cached_property
     def first_copy(self) -> bool:
         """Where columns are cut, every rank along that dimension has a copy of R: is this the first one?"""
         here = self.p.device_mesh.get_coordinate()
@@ -156,9 +161,9 @@ class Ranks:
         if any(shard.arrival is None for shard, _ in members):
             self._agree()
         align(members)
-        for _, u in members:
+        for shard, u in members:
             if u is not None:
-                u.x, u.sharded = local(u.x), True
+                u.x, u.sharded, u.place = local(u.x), True, shard.place
                 u.state = {key: local(value) for key, value in u.state.items()}
 
     def complete_moments(self) -> None:

@@ -20,6 +20,7 @@ from adafactor.diagnostics import Trace
 from adafactor.equations import Scalar
 from adafactor.kernels import Kernel
 from adafactor.layout import Layout, scalar, statistics_dtype
+from adafactor.rounding import SHORT, Keys, keys
 from adafactor.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ class Update:
     layout: Layout
     trace: Trace
     name: str
+    number: int  # which of the optimizer's parameters it is
 
     # left by `begin`
     beta2: Scalar = 0.0  # β̂₂ₜ
     w1: Scalar = 0.0  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
     w2: Scalar = 0.0  # 1 − β̂₂ₜ
     rho: Scalar = 0.0  # ρₜ
+    keys: Keys = (0, 0)  # of this step's random numbers, for stochastic rounding
 
     # left by kernel.moments, in the wide dtype
     rows: Tensor | None = None  # mean of G² + ε₁ over the column axis, in the shape of state["row"]
@@ -50,6 +53,7 @@ class Update:
     finite: Tensor | bool = True  # G² holds no NaN and no infinity
 
     sharded: bool = False
+    place: tuple[int, ...] | None = None  # where this rank's part begins in the whole; None: it is the whole
     # mean of Rₜ over the row axis, in the shape of state["row"] with that axis of length 1; None: R is whole here
     mean_row: Tensor | None = None
 
@@ -63,6 +67,11 @@ class Update:
     decay: Scalar = 1.0  # 1 − ρₜ·λ
 
     work: Any = None  # what a kernel keeps from walk to walk
+
+    @property
+    def rounding(self) -> str:
+        """How X is rounded: what the settings say, if it is short of float32."""
+        return self.settings.rounding if self.x.dtype in SHORT else "nearest"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,6 +122,8 @@ def begin(u: Update) -> None:
     u.w2 = 1 - u.beta2
     u.w1 = 1 - (eq.corrected_decay(t, s.beta1) if s.momentum == "gradient" else s.beta1)
     u.rho = eq.relative_step(t, s.lr, s.lr_decay)
+    if u.rounding == "stochastic":
+        u.keys = keys(s.seed, u.number, t)
 
 
 def admit(u: Update) -> bool:

@@ -7,7 +7,7 @@ loops cannot walk (another device, memory in no order they know) goes to `eager`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import prod
@@ -43,6 +43,7 @@ KINDS: dict[tuple[torch.dtype, torch.dtype], Kind] = {
 }
 ESTIMATORS = {"outer": native.OUTER, "row": native.ROW, "column": native.COLUMN, "full": native.FULL}
 SWAPPED = {native.OUTER: native.OUTER, native.ROW: native.COLUMN, native.COLUMN: native.ROW}
+ROUNDINGS = {"nearest": native.NEAREST, "stochastic": native.STOCHASTIC, "kahan": native.KAHAN}
 MOMENTA = {"update": native.OF_UPDATE, "gradient": native.OF_GRADIENT}
 
 
@@ -139,6 +140,7 @@ class Path:
     strides: tuple[int, int, int, int, int, int]
     rows: int  # P's per unit
     cuts: int  # units per B
+    groups: tuple[tuple[int, ...], ...]  # which axes, in the order of memory, are B, P, S and Q·K
     order: tuple[int, ...] = ()  # the axes in the order of memory
     axes: tuple[int, int] = (0, 0)  # which of them are P and Q
 
@@ -172,12 +174,27 @@ def find_path(u: Update) -> Path | str:
         return f"it is on {x.device}"
     if (x.dtype, g.dtype) not in KINDS:
         return f"there is no loop for a {x.dtype} parameter with a {g.dtype} gradient"
-    for key in ("full", "momentum"):
+    for key in ("full", "momentum", "compensation"):
         if key in u.state and u.state[key].stride() != strides and x.numel() > 1:
             return "its state has another order in memory"
     if u.layout.row_axis is None or u.layout.col_axis is None:
-        return _flat_path(x.shape, strides, g.stride())
-    return _path(x.shape, strides, g.stride(), u.layout.row_axis, u.layout.col_axis)
+        path = _flat_path(x.shape, strides, g.stride())
+    else:
+        path = _path(x.shape, strides, g.stride(), u.layout.row_axis, u.layout.col_axis)
+    if u.rounding == "stochastic" and isinstance(path, Path) and _numbering(path, x.shape, u.shape, u.place) is None:
+        return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
+    return path
+
+
+@lru_cache(maxsize=4096)
+def _numbering(
+    path: Path, part: tuple[int, ...], whole: tuple[int, ...], place: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The number in the whole of the part's first element, and what is added to it along B, P, S and Q·K."""
+    row_by_row = [prod(whole[axis + 1 :]) for axis in range(len(whole))]
+    steps = [_merge(part, row_by_row, axes) for axes in path.groups]
+    origin = sum(step * start for step, start in zip(row_by_row, place or (), strict=False))
+    return None if None in steps else (origin, *(step or 0 for step in steps))
 
 
 @lru_cache(maxsize=4096)
@@ -192,13 +209,14 @@ def _flat_path(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...]) -
         width *= shape[axis]
     size = prod(shape)
     cuts = -(-size // UNIT)
-    return Path((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), UNIT, cuts)
+    every = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
+    return Path((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), UNIT, cuts, ((), every, (), ()))
 
 
 @lru_cache(maxsize=4096)
 def _path(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...], row: int, col: int) -> Path | str:
     # an axis of length 1 may have any stride: it goes first
-    order = sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis))
+    order = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
     first, second = sorted((order.index(row), order.index(col)))
     outer, middle, inner = order[:first], order[first + 1 : second], order[second + 1 :]
     p, q = shape[order[first]], shape[order[second]]
@@ -213,10 +231,11 @@ def _path(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...], row: i
         steps += [along[0], strides[order[first]], along[1]]
     rows, cuts = _units(p, s * q * k)
     xb, xp, xs, gb, gp, gs = steps
-    return Path((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, cuts, tuple(order), (order[first], order[second]))
+    groups, axes = (outer, order[first : first + 1], middle, order[second:]), (order[first], order[second])
+    return Path((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, cuts, groups, order, axes)
 
 
-def _merge(shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int]) -> int | None:
+def _merge(shape: tuple[int, ...], strides: Sequence[int], axes: tuple[int, ...]) -> int | None:
     """The one stride of neighbouring axes taken together: 0 for none of them, None if they cannot be."""
     long = [axis for axis in axes if shape[axis] > 1]
     for outer, inner in zip(long, long[1:], strict=False):
@@ -270,9 +289,13 @@ class Table:
             col_state = self._address(u, path, "row" if swapped else "col", first)
         momentum = MOMENTA[s.momentum] if s.beta1 else native.NONE
         scratch = (address + 8 * offset for offset in path.offsets)
+        rounding, numbering = ROUNDINGS[u.rounding], (0, 0, 0, 0, 0)
+        if rounding == native.STOCHASTIC:
+            numbering = _numbering(path, u.x.shape, u.shape, u.place) or numbering
         return (
             *path.numbers, self.total, estimator, swapped, momentum, s.relative, s.on_nonfinite == "ignore", True,
             u.x.data_ptr(), u.g.data_ptr(), full, state["momentum"].data_ptr() if momentum else 0,
+            state["compensation"].data_ptr() if rounding == native.KAHAN else 0, rounding, *u.keys, *numbering,
             *scratch, row_state, col_state, 0,
             n_rows, n_cols, s.eps[0], u.w1, u.w2, 0.0, 1 - u.rho * s.weight_decay, 0.0, 0.0, 0.0,
             u.rho, s.eps[1], s.clip or 0.0, layout.count, -1.0 if s.maximize else 1.0,

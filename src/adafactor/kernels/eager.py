@@ -18,6 +18,7 @@ from torch import Tensor
 from adafactor import equations as eq
 from adafactor.equations import Scalar
 from adafactor.layout import scalar, statistics_dtype, wide
+from adafactor.rounding import elements, lost, random_words, stochastic
 
 if TYPE_CHECKING:
     from adafactor.step import Update
@@ -162,11 +163,28 @@ def _subtract(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None
         change = m if u.mask is None else m * u.mask
     old = _part(u.x, block)
     x = scratch.load(old)  # X itself where it has the statistics' precision
+    if u.rounding == "kahan":
+        x.add_(_part(u.state["compensation"], block))
     if u.settings.weight_decay:
         x.mul_(u.decay if u.mask is None else torch.where(u.mask, u.decay, 1.0))
     x.sub_(change)
-    if x is not old:
+    if u.rounding == "kahan":
+        new = x.to(old.dtype)
+        left = lost(x, new)
+        kept = _part(u.state["compensation"], block)
+        old.copy_(new if u.mask is None else torch.where(u.mask, new, old))
+        kept.copy_(left if u.mask is None else torch.where(u.mask, left, kept))
+    elif u.rounding == "stochastic":
+        old.copy_(stochastic(x, old.dtype, random_words(_elements(u, block, old), u.keys)))
+    elif x is not old:
         old.copy_(x)
+
+
+def _elements(u: Update, block: Block, part: Tensor) -> Tensor:
+    """The numbers of a block's elements in the whole parameter."""
+    begin = [0] * part.dim() if block is None else [cut.start for cut in block]
+    place = [a + b for a, b in zip(begin, u.place or (0,) * part.dim(), strict=True)]
+    return elements(tuple(part.shape), u.shape, tuple(place), part.device)
 
 
 class Scratch:

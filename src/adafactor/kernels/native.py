@@ -21,12 +21,15 @@ TALL = 64  # rows that are summed in the statistics' precision
 
 OUTER, ROW, COLUMN, FULL = range(4)
 NONE, OF_UPDATE, OF_GRADIENT = range(3)
+NEAREST, STOCHASTIC, KAHAN = range(3)
 
 JOB = np.dtype(
     [(name, np.int64) for name in "B P S Q K xb xp xs gb gp gs".split()]  # sizes; strides of X and G along B, P, S
     + [(name, np.int64) for name in "rows cuts start".split()]  # P's per unit, units per B, first element in the bucket
     + [(name, np.int64) for name in "estimator swapped momentum relative ignore taken".split()]
-    + [(name, np.int64) for name in "x g v m".split()]  # addresses of X, G, and of V̂ and the momentum kept whole
+    + [(name, np.int64) for name in "x g v m c".split()]  # addresses of X, G, and of V̂, momentum, compensation
+    # the keys of the random numbers; the number of X's first element, and what is added to it along B, P, S, Q·K
+    + [(name, np.int64) for name in "rounding key1 key2 origin nb np ns nq".split()]
     + [(name, np.int64) for name in "row col row_scale col_scale partial units".split()]  # addresses of scratch
     + [(name, np.int64) for name in "row_state col_state mean".split()]  # addresses of R, C and the known mean of R
     + [
@@ -120,6 +123,52 @@ def _narrow_half(value: Any, like: Any) -> Any:
     if value != value:
         half = np.uint32(0x7E00)
     return np.int16(np.uint16(half | sign))
+
+
+def stochastic(value: Any, word: Any, like: Any) -> Any:
+    """`rounding.stochastic` of one number, given its random word."""
+
+
+@overload(stochastic, strict=False)
+def _stochastic(value: Any, word: Any, like: Any) -> Any:
+    if like == types.uint16:
+        return _stochastic_bfloat16
+    if like == types.int16:
+        return _stochastic_half
+    return lambda value, word, like: value  # whole numbers have nothing to lose
+
+
+def _stochastic_bfloat16(value: Any, word: Any, like: Any) -> Any:
+    bits = np.float32(value).view(np.uint32)
+    up = np.uint16(np.uint32(bits + np.uint32(word & np.uint32(0xFFFF))) >> np.uint32(16))
+    beyond = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F7F0000)
+    return narrow(value, like) if beyond else up
+
+
+def _stochastic_half(value: Any, word: Any, like: Any) -> Any:
+    bits = np.float32(value).view(np.uint32)
+    sign = np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)
+    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    if size > np.uint32(0x477FE000):  # beyond 65504
+        return narrow(value, like)
+    half = np.uint32(size - np.uint32(112 << 23) + np.uint32(word & np.uint32(0x1FFF))) >> np.uint32(13)
+    if size < np.uint32(0x38800000):
+        units = np.float32(size.view(np.float32) * np.float32(2.0**24))
+        below = np.floor(units)
+        up = np.float32(np.uint32(word >> np.uint32(8))) * np.float32(2.0**-24) < units - below
+        half = np.uint32(below) + np.uint32(up)
+    return np.int16(np.uint16(half | sign))
+
+
+@register_jitable
+def random_word(element: Any, key1: Any, key2: Any) -> Any:
+    """`rounding.random_words` of one element."""
+    h = np.uint32(np.uint32(element) ^ np.uint32(np.uint32(element >> 32) * np.uint32(0x9E3779B1)))
+    h = np.uint32(h ^ key1)
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    h = np.uint32(h ^ key2)
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(h ^ (h >> np.uint32(16)))
 
 
 # ---- lines ------------------------------------------------------------------------------------------------------
@@ -222,20 +271,6 @@ def blend(m: Any, g: Any, weight: Any) -> None:
 
 
 @_exactly
-def blend_update(m: Any, g: Any, row: Any, col: Any, weight: Any) -> None:
-    """Average an update into its momentum."""
-    for j in range(len(m)):
-        m[j] += weight * (scaled(g[j], row, col[j]) - m[j])
-
-
-@_exactly
-def blend_update_of_tile(m: Any, g: Any, row: Any, col: Any, weight: Any) -> None:
-    """The same where the row's scale changes too."""
-    for j in range(len(m)):
-        m[j] += weight * (scaled(g[j], row[j], col[j]) - m[j])
-
-
-@_exactly
 def descend(x: Any, g: Any, row: Any, col: Any, decay: Any) -> None:
     """X·decay − U."""
     for j in range(len(x)):
@@ -250,10 +285,51 @@ def descend_tile(x: Any, g: Any, row: Any, col: Any, decay: Any) -> None:
 
 
 @_exactly
-def subtract(x: Any, m: Any, decay: Any) -> None:
-    """X·decay − M."""
+def descend_averaged(x: Any, m: Any, g: Any, row: Any, col: Any, weight: Any, decay: Any) -> None:
+    """X·decay − M, with U averaged into M."""
     for j in range(len(x)):
-        x[j] = narrow(widen(x[j], decay) * decay - m[j], x[j])
+        a = m[j] + weight * (scaled(g[j], row, col[j]) - m[j])
+        m[j] = a
+        x[j] = narrow(widen(x[j], decay) * decay - a, x[j])
+
+
+@_exactly
+def descend_averaged_tile(x: Any, m: Any, g: Any, row: Any, col: Any, weight: Any, decay: Any) -> None:
+    """The same where the row's scale changes too."""
+    for j in range(len(x)):
+        a = m[j] + weight * (scaled(g[j], row[j], col[j]) - m[j])
+        m[j] = a
+        x[j] = narrow(widen(x[j], decay) * decay - a, x[j])
+
+
+@_exactly
+def take(values: Any, x: Any) -> None:
+    """X as numbers to compute with."""
+    for j in range(len(values)):
+        values[j] = widen(x[j], values[j])
+
+
+@_exactly
+def take_compensated(values: Any, x: Any, c: Any) -> None:
+    """The same, with what rounding took away before."""
+    for j in range(len(values)):
+        values[j] = widen(x[j], values[j]) + widen(c[j], values[j])
+
+
+@_exactly
+def put_stochastic(x: Any, values: Any, first: int, step: int, key1: Any, key2: Any) -> None:
+    """Round to one neighbour or the other; the elements are numbered from `first` on."""
+    for j in range(len(values)):
+        x[j] = stochastic(values[j], random_word(first + j * step, key1, key2), x[j])
+
+
+@_exactly
+def put_compensated(x: Any, c: Any, values: Any) -> None:
+    """Round to nearest, and keep what that takes away."""
+    for j in range(len(values)):
+        x[j] = narrow(values[j], x[j])
+        rounded = widen(x[j], values[j])
+        c[j] = narrow(values[j] - rounded if np.isfinite(rounded) else narrow(0.0, values[j]), c[j])
 
 
 @_summing
@@ -687,7 +763,32 @@ def _apply_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
     x, g = at(job.x + xs.itemsize * start, size, xs), at(job.g + gs.itemsize * start, size, gs)
     v = at(job.v + ss.itemsize * start, size, ss)
     m = at(job.m + ss.itemsize * start, size, ss) if job.momentum != NONE else v
-    descend_whole(x, g, v, m, job)
+    if job.rounding == NEAREST:
+        descend_whole(x, g, v, m, job)
+        return
+    c, room = at(job.c + xs.itemsize * start, size, xs), np.empty(WIDTH, ss.dtype)
+    for i in range(0, size, WIDTH):
+        e = min(size, i + WIDTH)
+        values = room[: e - i]
+        _take(job, values, x[i:e], c[i:e])
+        descend_whole(values, g[i:e], v[i:e], m[i:e], job)
+        _put(job, x[i:e], c[i:e], values, job.origin + (start + i) * job.np, job.np)
+
+
+@_exactly
+def _take(job: Any, values: Any, x: Any, c: Any) -> None:
+    if job.rounding == KAHAN:
+        take_compensated(values, x, c)
+    else:
+        take(values, x)
+
+
+@_exactly
+def _put(job: Any, x: Any, c: Any, values: Any, first: int, step: int) -> None:
+    if job.rounding == KAHAN:
+        put_compensated(x, c, values)
+    else:
+        put_stochastic(x, values, first, step, np.uint32(job.key1), np.uint32(job.key2))
 
 
 @_summing
@@ -696,10 +797,12 @@ def _apply_to_lines(
 ) -> None:
     """X of a unit; G, or the momentum in its place, begins at `base` and has these strides."""
     b, start, stop = _span(job, unit)
-    line, averaged = job.Q * job.K, job.momentum == OF_UPDATE
+    line, rounds = job.Q * job.K, job.rounding != NEAREST
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
     w1, decay, factor = narrow(job.w1, ss[0]), narrow(job.decay, ss[0]), narrow(job.scale, ss[0])
     tile = _tile(job, tile)
+    most = len(tile) if job.K > 1 else WIDTH if rounds else line
+    room = np.empty(most if rounds else 0, ss.dtype)
     for p in range(start, stop):
         for s in range(job.S):
             r = ((b * job.P + p) * job.S + s) * job.K
@@ -708,22 +811,32 @@ def _apply_to_lines(
             col = job.col_scale + ss.itemsize * (b * job.S + s) * line
             if job.K > 1:
                 repeat(row, r, job.K, factor, tile)
-            most = len(tile) if job.K > 1 else line
             for q in range(0, line, most):
                 width = min(most, line - q)
                 to, by = at(job.x + xs.itemsize * (x + q), width, xs), at(g + gs.itemsize * q, width, gs)
-                scale = at(col + ss.itemsize * q, width, ss)
-                if averaged:
-                    m = at(job.m + ss.itemsize * (x + q), width, ss)
-                    if job.K > 1:
-                        blend_update_of_tile(m, by, tile, scale, w1)
-                    else:
-                        blend_update(m, by, row[r] * factor, scale, w1)
-                    subtract(to, m, decay)
-                elif job.K > 1:
-                    descend_tile(to, by, tile, scale, decay)
+                scale, m = at(col + ss.itemsize * q, width, ss), at(job.m + ss.itemsize * (x + q), width, ss)
+                if rounds:
+                    c, values = at(job.c + xs.itemsize * (x + q), width, xs), room[:width]
+                    number = job.origin + b * job.nb + p * job.np + s * job.ns + q * job.nq
+                    _take(job, values, to, c)
+                    _descend(job, values, m, by, row[r] * factor, tile, scale, w1, decay)
+                    _put(job, to, c, values, number, job.nq)
                 else:
-                    descend(to, by, row[r] * factor, scale, decay)
+                    _descend(job, to, m, by, row[r] * factor, tile, scale, w1, decay)
+
+
+@_exactly
+def _descend(job: Any, x: Any, m: Any, g: Any, row: Any, tile: Any, col: Any, w1: Any, decay: Any) -> None:
+    """X of a part of a line, whose row has one scale or, in a batch of slices, a tile of them."""
+    if job.momentum == OF_UPDATE:
+        if job.K > 1:
+            descend_averaged_tile(x, m, g, tile, col, w1, decay)
+        else:
+            descend_averaged(x, m, g, row, col, w1, decay)
+    elif job.K > 1:
+        descend_tile(x, g, tile, col, decay)
+    else:
+        descend(x, g, row, col, decay)
 
 
 @_entry

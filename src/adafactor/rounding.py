@@ -1,0 +1,88 @@
+"""From float32 to bfloat16 or float16 without losing what is smaller than half a unit in the last place.
+
+`"stochastic"` rounds to one of the two neighbours with the probability that makes the mean right. Its random numbers
+are not drawn but computed, from (seed, parameter, step, element), where an element is counted in the whole parameter,
+row by row. So they are the same for every backend, memory order, number of threads and way of sharding, and nothing
+needs saving. `"kahan"` keeps what rounding took away in a second 16-bit number and gives it back before the next step.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SHORT = (torch.bfloat16, torch.float16)
+WORD = 2**32 - 1
+CUT = {torch.bfloat16: 16, torch.float16: 13}  # bits of a float32 that its dtype does not have
+SMALLEST_NORMAL_HALF = 2.0**-14
+SMALLEST_HALF = 2.0**-24
+
+Keys = tuple[Any, Any]  # two words each: Python's numbers, or 0-d tensors where the step count is on a device
+Place = tuple[int, ...]  # the indices of a shard's first element in the whole
+
+
+def mix(h: Any, salt: Any = 0) -> Any:
+    """A word whose bits all depend on all bits of `h`, one to one. Tensors are of int64 and are changed in place."""
+    h ^= h >> 16
+    h *= 0x7FEB352D
+    h &= WORD
+    h ^= salt
+    h ^= h >> 15
+    h *= 0x846CA68B
+    h &= WORD
+    h ^= h >> 16
+    return h
+
+
+def keys(seed: int, parameter: int, step: Any) -> Keys:
+    """What makes the random numbers of one parameter in one step differ from all others."""
+    first = mix(mix(mix(seed & WORD) ^ (seed >> 32)) ^ parameter)
+    second = mix(first ^ 0x9E3779B9)
+    t = step.long() if isinstance(step, Tensor) else int(step)
+    return mix(t ^ first), mix(t ^ second)
+
+
+def random_words(element: Any, keys: Keys) -> Any:
+    """32 random bits for each element, by its number in the whole parameter. Tensors are changed in place."""
+    element ^= (element >> 32) * 0x9E3779B1
+    element &= WORD
+    element ^= keys[0]
+    return mix(element, keys[1])
+
+
+def elements(shape: tuple[int, ...], whole: tuple[int, ...], place: Place, device: torch.device) -> Tensor:
+    """The numbers of the elements of a part of a tensor, in the part's shape."""
+    number = torch.zeros((1,) * len(shape), dtype=torch.int64, device=device)
+    for axis, (size, start) in enumerate(zip(shape, place, strict=True)):
+        along = torch.arange(start, start + size, device=device) * prod(whole[axis + 1 :])
+        number = number + along.view(-1, *(1,) * (len(shape) - axis - 1))
+    return number.contiguous()
+
+
+def stochastic(value: Tensor, dtype: torch.dtype, random: Tensor) -> Tensor:
+    """Round float32 to one of its two neighbours in `dtype`, up where the random bits say so.
+
+    NaN and infinities stay, and so does what `dtype` has; beyond its largest number there is no neighbour, and the
+    value is rounded to nearest.
+    """
+    cut = 2 ** CUT[dtype] - 1
+    bits = (value.view(torch.int32) + (random & cut).int()) & ~cut
+    rounded = bits.view(torch.float32)
+    if dtype == torch.float16:
+        rounded = torch.where(value.abs() < SMALLEST_NORMAL_HALF, _subnormal(value, random), rounded)
+    return torch.where(value.abs() <= torch.finfo(dtype).max, rounded, value).to(dtype)
+
+
+def _subnormal(value: Tensor, random: Tensor) -> Tensor:
+    units = value.abs() / SMALLEST_HALF
+    below = units.floor()
+    up = (random >> 8).float() * 2.0**-24 < units - below
+    return torch.copysign((below + up) * SMALLEST_HALF, value)
+
+
+def lost(value: Tensor, rounded: Tensor) -> Tensor:
+    """What rounding took away, exact in float32; nothing where the result is not finite."""
+    return torch.where(rounded.isfinite(), value - rounded, 0.0)
