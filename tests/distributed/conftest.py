@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed.launch import found
 
-MODULES = ["placements", "models", "faults", "counted"]
+MODULES = ["placements", "rounding", "models", "faults", "counted"]
 
 
 @pytest.fixture(scope="session")

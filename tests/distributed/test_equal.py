@@ -35,6 +35,12 @@ def test_every_way_to_shard_a_model_trains_it_as_one_process_does(launch: str, r
     assert not {name: error for name, error in table.items() if not error < LIMIT[name.split(" | ")[0]]}
 
 
+@BOTH
+def test_a_shard_is_rounded_to_the_bits_of_the_whole(launch: str, request: pytest.FixtureRequest) -> None:
+    table: dict[str, list[str]] = request.getfixturevalue(launch)["rounding"]
+    assert len(table) >= 4 and not {name: cases for name, cases in table.items() if cases}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> None:
     """A rank whose part of a tensor is empty keeps the same copy of a factor as those whose kernel walks theirs."""

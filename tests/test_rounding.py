@@ -1,0 +1,334 @@
+"""16-bit weights that still learn: unbiased, reproducible, and the same for every backend and order of memory."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adafactor import Adafactor
+from adafactor.kernels import cpu, eager, native
+from adafactor.rounding import WORD, elements, keys, mix, random_words, stochastic
+
+DRAWS = 100_000
+SHORT = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+EVERY = pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+pytestmark = pytest.mark.usefixtures("backend")
+
+VALUES = [0.0, -0.0, 1.0, 1.003, -1.003, 3.1e-5, -6.0e-8, 2.3e-8, 5.9604645e-8, 6.1e-5, 0.3, 65503.0, -65490.0]
+VALUES += [1.1e38, 3.3e38, 2e-38, -1.3e-39, 9e-41, 1e-45, 2.0**-126 * 1.001]
+
+
+def words(seed: int = 0) -> Tensor:
+    random: Tensor = random_words(torch.arange(DRAWS), keys(seed, 0, 1))
+    return random
+
+
+def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same as `stochastic` with `words()`, by the compiled loops."""
+    out = torch.empty(len(values), dtype=dtype)
+    stored = out.view(torch.uint16 if dtype == torch.bfloat16 else torch.int16).numpy()
+    key1, key2 = keys(0, 0, 1)
+    native.put_stochastic(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
+    return out
+
+
+@SHORT
+@pytest.mark.parametrize("value", VALUES)
+def test_the_mean_of_many_draws_is_the_value(value: float, dtype: torch.dtype) -> None:
+    wide = torch.full((DRAWS,), value)
+    if abs(value) > torch.finfo(dtype).max:
+        pytest.skip("beyond the largest number, where nothing is drawn")
+    rounded = stochastic(wide, dtype, words()).double()
+    exact = wide[0].double()
+    neighbours = rounded.unique()
+    assert len(neighbours) <= 2 and neighbours.min() <= exact <= neighbours.max() or exact.abs() < 1e-12
+    if len(neighbours) == 2:
+        gap = neighbours[1] - neighbours[0]
+        share = ((exact - neighbours[0]) / gap).item()
+        error = 4 * gap * (share * (1 - share) / DRAWS) ** 0.5
+        assert (rounded.mean() - exact).abs() <= error
+    elif exact != neighbours[0]:  # too close to a neighbour for any draw to leave it
+        gap = torch.nextafter(neighbours[0].to(dtype), torch.tensor(float("inf"), dtype=dtype)).double() - neighbours[0]
+        assert (exact - neighbours[0]).abs() < gap * 10 / DRAWS
+
+
+@SHORT
+def test_what_the_type_has_stays_and_nan_and_infinity_too(dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    rounded = stochastic(every.float(), dtype, words()[: len(every)])
+    same = (rounded.view(torch.int16) == every.view(torch.int16)) | (rounded.isnan() & every.isnan())
+    assert same.all()
+
+
+@SHORT
+def test_beyond_the_largest_number_it_rounds_to_nearest(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    top = torch.tensor(min(largest * (1 + 2.0**-12), 3.4e38)).expand(DRAWS).contiguous()
+    assert torch.equal(stochastic(top, dtype, words()), top.to(dtype))
+    far = torch.full((DRAWS,), torch.finfo(torch.float32).max)
+    assert torch.equal(stochastic(far, dtype, words()), far.to(dtype))
+
+
+@SHORT
+@given(st.integers(0, 2**32 - 1))
+def test_the_compiled_loops_round_to_the_same_bits(dtype: torch.dtype, start: int) -> None:
+    bits = (torch.arange(DRAWS, dtype=torch.int64) * 2654435761 + start) & WORD
+    values = bits.to(torch.uint32).view(torch.float32)
+    ours, theirs = stochastic(values, dtype, words()), by_loops(values, dtype)
+    assert torch.equal(ours.nan_to_num(), theirs.nan_to_num()) and torch.equal(ours.isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize("first", [0, 2**31 - 3, 2**32 - 3, 5 * 2**40])
+def test_random_numbers_are_the_same_in_numbers_in_tensors_and_in_loops(first: int) -> None:
+    pair = keys(2**63 + 5, 7, 12)
+    numbers = [random_words(first + i, pair) for i in range(6)]
+    tensors = random_words(torch.arange(first, first + 6), keys(2**63 + 5, 7, torch.tensor(12.0, dtype=torch.float64)))
+    loops = [int(_word(first + i, np.uint32(pair[0]), np.uint32(pair[1]))) for i in range(6)]
+    assert numbers == tensors.tolist() == loops and len(set(numbers)) == 6
+
+
+@native._exactly
+def _word(element: int, key1: Any, key2: Any) -> Any:
+    return native.random_word(element, key1, key2)
+
+
+def test_seed_parameter_step_and_element_each_give_other_random_numbers() -> None:
+    found = {
+        int(random_words(element, keys(seed, parameter, step)))
+        for seed in (0, 1, 2**40)
+        for parameter in range(3)
+        for step in (1, 2, 3)
+        for element in range(20)
+    }
+    assert len(found) == 3 * 3 * 3 * 20
+    assert len({mix(i) for i in range(10_000)}) == 10_000
+
+
+def test_bits_are_even_and_neighbours_and_steps_are_not_alike() -> None:
+    one, next_step = (random_words(torch.arange(DRAWS), keys(0, 0, t)) for t in (5, 6))
+    error = 4 * 0.5 / DRAWS**0.5
+    for words in (one, one ^ next_step, one[1:] ^ one[:-1], one ^ random_words(torch.arange(DRAWS), keys(0, 1, 5))):
+        for bit in range(32):
+            assert ((words >> bit & 1).double().mean() - 0.5).abs() < error
+
+
+def descend(dtype: torch.dtype, rounding: str, steps: int, size: float, shape: tuple[int, ...] = (60, 50)) -> Tensor:
+    """Absolute steps of exactly `size`, since G = 1 makes U = 1; with what Kahan keeps."""
+    p = torch.ones(shape, dtype=dtype, requires_grad=True)
+    optimizer = Adafactor([p], lr=size, relative=False, lr_decay=None, rounding=rounding)
+    for _ in range(steps):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    return p.detach().double() + optimizer.state[p].get("compensation", torch.zeros(())).double()
+
+
+@SHORT
+def test_updates_far_below_half_a_unit_move_the_weight_by_their_sum(dtype: torch.dtype) -> None:
+    steps, size = 200, torch.finfo(dtype).eps / 64  # a unit below 1 is eps / 2
+    assert (descend(dtype, "nearest", steps, size) == 1).all()
+    moved = descend(dtype, "stochastic", steps, size) - 1
+    unit = torch.finfo(dtype).eps / 2
+    error = 4 * unit * (steps * (1 / 32) * (31 / 32) / moved.numel()) ** 0.5
+    assert abs(moved.mean() + steps * size) < error and moved.std() > 0
+    kept = descend(dtype, "kahan", steps, size) - 1
+    torch.testing.assert_close(kept, torch.full_like(kept, -steps * size), rtol=1e-2, atol=0)
+
+
+def path_of_the_mean(dtype: torch.dtype, like: torch.dtype, rounding: str, keywords: dict[str, Any]) -> float:
+    """Many small steps on one gradient, from what `like` can hold; where the mean over the tensor ends."""
+    p = torch.linspace(0.5, 1.5, 64 * 64).to(like).to(dtype).view(64, 64).requires_grad_()
+    optimizer = Adafactor([p], lr=torch.finfo(like).eps / 16, rounding=rounding, **keywords)
+    for _ in range(60):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    return p.detach().double().mean().item()
+
+
+@EVERY
+@SHORT
+@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"factored": False, "weight_decay": 0.1}], ids=str)
+def test_the_mean_follows_the_float32_run_where_nearest_does_not(
+    rounding: str, dtype: torch.dtype, keywords: dict[str, Any]
+) -> None:
+    right = path_of_the_mean(torch.float32, dtype, "nearest", keywords)
+    ours = abs(path_of_the_mean(dtype, dtype, rounding, keywords) - right)
+    nearest = abs(path_of_the_mean(dtype, dtype, "nearest", keywords) - right)
+    assert ours < nearest / 4
+
+
+def go_on(params: list[Tensor], optimizer: Adafactor, steps: range) -> None:
+    for i in steps:
+        torch.manual_seed(100 + i)
+        for p in params:
+            p.grad = torch.randn(p.shape).to(p.dtype)
+        optimizer.step()
+
+
+@EVERY
+@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"factored": False}], ids=str)
+def test_a_run_that_is_saved_and_loaded_continues_on_the_same_bits(rounding: str, keywords: dict[str, Any]) -> None:
+    def start() -> tuple[list[Tensor], Adafactor]:
+        torch.manual_seed(0)
+        params = [torch.randn(s).bfloat16().requires_grad_() for s in [(30, 20), (20,), (4, 3, 2, 2)]]
+        return params, Adafactor(params, rounding=rounding, seed=3, **keywords)
+
+    params, optimizer = start()
+    go_on(params, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save((params, optimizer.state_dict()), file)
+    file.seek(0)
+    go_on(params, optimizer, range(3, 6))
+    saved, state = torch.load(file, weights_only=True)
+    others, other = start()
+    for p, q in zip(others, saved, strict=True):
+        p.data.copy_(q)
+    other.load_state_dict(state)
+    go_on(others, other, range(3, 6))
+    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+    if rounding == "kahan":
+        assert all(v["compensation"].dtype == torch.bfloat16 for v in other.state.values())
+
+
+def test_another_seed_rounds_otherwise_and_the_same_seed_does_not() -> None:
+    def run(seed: int) -> Tensor:
+        p = torch.ones(50, 40, dtype=torch.bfloat16, requires_grad=True)
+        go_on([p], Adafactor([p], rounding="stochastic", seed=seed), range(2))
+        return p.detach()
+
+    assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
+
+
+def test_every_order_of_memory_rounds_the_same_element_alike() -> None:
+    def run(order: tuple[int, ...], **keywords: Any) -> Tensor:
+        shape = (6, 5, 4, 3)
+        p = torch.ones([shape[i] for i in order], dtype=torch.bfloat16)
+        p = p.permute([order.index(i) for i in range(4)]).requires_grad_()
+        optimizer = Adafactor([p], lr=1e-3, relative=False, lr_decay=None, rounding="stochastic", **keywords)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # plain torch takes over where the loops have no path
+            for _ in range(3):
+                p.grad = torch.ones_like(p)
+                optimizer.step()
+        return p.detach().contiguous()
+
+    orders = [(0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)]
+    for keywords in ({}, {"factored": False}, {"axes": (2, 3)}):
+        runs = [run(order, **keywords) for order in orders]
+        assert all(torch.equal(runs[0], other) for other in runs[1:]) and runs[0].unique().numel() > 1
+
+
+@EVERY
+def test_both_backends_and_any_number_of_threads_give_the_same_bits(
+    rounding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With G = 1 all is exact but the rounding."""
+    monkeypatch.setattr(cpu, "UNIT", 512)
+    cpu._path.cache_clear()
+    before, results = torch.get_num_threads(), []
+    for backend, threads in [("eager", 1), ("cpu", 1), ("cpu", 2), ("cpu", 8)]:
+        torch.set_num_threads(threads)
+        for small in (0, 2**22):
+            monkeypatch.setattr(cpu, "SMALL", small)
+            params = [torch.ones(s, dtype=torch.bfloat16, requires_grad=True) for s in [(300, 200), (5000,), (9, 8, 3)]]
+            optimizer = Adafactor(
+                params, lr=2.0**-11, relative=False, lr_decay=None, rounding=rounding, backend=backend
+            )
+            for _ in range(3):
+                for p in params:
+                    p.grad = torch.ones_like(p)
+                optimizer.step()
+            results.append(torch.cat([p.detach().flatten() for p in params]))
+    torch.set_num_threads(before)
+    cpu._path.cache_clear()
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_blocks_of_plain_torch_number_their_elements_in_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> Tensor:
+        p = torch.ones(40, 30, dtype=torch.bfloat16, requires_grad=True)
+        optimizer = Adafactor([p], lr=1e-3, relative=False, lr_decay=None, rounding="stochastic", backend="eager")
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        return p.detach()
+
+    whole = run()
+    monkeypatch.setattr(eager, "BLOCK_CPU", 64)
+    assert torch.equal(whole, run())
+    assert torch.equal(elements((2, 3), (4, 7), (1, 2), torch.device("cpu")), torch.tensor([[9, 10, 11], [16, 17, 18]]))
+
+
+@EVERY
+def test_a_skipped_step_leaves_weight_and_compensation_as_they_were(
+    rounding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adafactor import step
+
+    p = torch.linspace(0.5, 1.5, 600).view(30, 20).bfloat16().requires_grad_()
+    optimizer = Adafactor([p], rounding=rounding)
+    go_on([p], optimizer, range(3))
+    before = copy.deepcopy((p.detach(), optimizer.state_dict()["state"][0]))
+    for as_tensors in (False, True):
+        if as_tensors:  # as on a device, where reading a scalar would make the host wait
+            monkeypatch.setattr(step, "scalar", lambda t: t.double())
+            monkeypatch.setattr(eager, "scalar", lambda t: t.double())
+            optimizer.backend = "eager"
+        p.grad = torch.full_like(p, float("nan"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            optimizer.step()
+        assert torch.equal(p.detach(), before[0])
+        assert all(torch.equal(v, before[1][key]) for key, v in optimizer.state_dict()["state"][0].items())
+
+
+@EVERY
+def test_wide_parameters_are_not_touched_by_it(rounding: str) -> None:
+    runs = []
+    for keyword in (rounding, "nearest"):
+        torch.manual_seed(0)
+        p = torch.randn(30, 20, requires_grad=True)
+        optimizer = Adafactor([p], rounding=keyword)
+        go_on([p], optimizer, range(3))
+        runs.append(p.detach())
+        assert set(optimizer.state[p]) == {"step", "row", "col"}
+    assert torch.equal(*runs)
+
+
+def test_kahan_costs_two_bytes_a_weight_and_stochastic_none() -> None:
+    def cost(rounding: str) -> int:
+        p = torch.zeros(30, 20, dtype=torch.bfloat16, requires_grad=True)
+        return Adafactor([p], rounding=rounding).report()[0].state_bytes
+
+    assert cost("stochastic") == cost("nearest") == cost("kahan") - 2 * 600
+
+
+def test_kahan_survives_an_overflow_and_a_switch_in_mid_run() -> None:
+    p = torch.full((4, 3), 65000.0, dtype=torch.float16, requires_grad=True)
+    optimizer = Adafactor([p], lr=1e4, relative=False, lr_decay=None, maximize=True)
+    p.grad = torch.ones_like(p)
+    optimizer.param_groups[0]["rounding"] = "kahan"
+    optimizer.step()
+    assert p.isinf().all() and (optimizer.state[p]["compensation"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind"),
+    [
+        ({"rounding": "up"}, ValueError),
+        ({"seed": -1}, ValueError),
+        ({"seed": 0.5}, TypeError),
+        ({"seed": True}, TypeError),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_named(keywords: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=next(iter(keywords))):
+        Adafactor([torch.zeros(2, requires_grad=True)], **keywords)
