@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from adafactor import schedules
+from adafactor.backward import step_in_backward
 from adafactor.diagnostics import Record
 from adafactor.optimizer import Adafactor
 
 if TYPE_CHECKING:
     from adafactor.migration import MigrationWarning, like, migrate
 
-__all__ = ["Adafactor", "MigrationWarning", "Record", "like", "migrate", "schedules"]
+__all__ = ["Adafactor", "MigrationWarning", "Record", "like", "migrate", "schedules", "step_in_backward"]
 __version__ = "0.1.0"
 
 
