@@ -1,0 +1,109 @@
+"""Every recipe under `examples/` runs as a user would run it, and its loss falls."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launch import torchrun
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
+
+
+def losses(name: str, *words: str) -> list[float]:
+    """What the example printed, in order; its Trainer's as well as its own."""
+    run = subprocess.run(
+        [sys.executable, f"examples/{name}", *words],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr[-6000:]
+    return numbers(run.stdout)
+
+
+def numbers(output: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\bloss'?:? '?(\d+\.\d+)", output)]
+
+
+def need(*modules: str) -> None:
+    """Skip where the extra `integrations` is not installed."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        pytest.skip(f"{', '.join(missing)} not installed")
+
+
+def test_every_example_is_listed_and_run_here_or_beside_its_subject() -> None:
+    listed = set(re.findall(r"\]\((\w+\.py)\)", (ROOT / "examples" / "README.md").read_text()))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert listed == EXAMPLES
+    assert all(f'"{name}"' in tests or f"examples/{name}" in tests for name in EXAMPLES)
+
+
+def test_fsdp2_runs_on_one_rank_and_its_loss_falls(tmp_path: Path) -> None:
+    status, output = torchrun(["examples/fsdp2.py", "--folder", str(tmp_path), "--steps", "20"], ranks=1)
+    assert status == 0, output[-6000:]
+    first, last = numbers(output)
+    assert last < first - 0.1, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--trainer-builds"]], ids=["optimizers", "optimizer_cls_and_kwargs"])
+def test_the_trainer_fine_tunes_with_an_optimizer_given_in_either_way(words: list[str], tmp_path: Path) -> None:
+    need("transformers", "accelerate")
+    fell = losses("transformers_finetune.py", "--output", str(tmp_path), *words)
+    assert len(fell) == 10 and fell[-1] < 3.2 < 4.5 < fell[0]
+
+
+@pytest.mark.slow
+def test_the_trainer_fine_tunes_a_model_and_tokenizer_from_a_folder(tmp_path: Path) -> None:
+    need("transformers", "accelerate")
+    import tokenizers
+    import transformers
+
+    words = {word: number for number, word in enumerate(["[UNK]", *"abcdefgh"])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(tmp_path / "model")
+    config = transformers.GPT2Config(
+        vocab_size=len(words), n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_text("a b c d e f g h " * 100)
+
+    where = ["--model", str(tmp_path / "model"), "--text", str(tmp_path / "text"), "--output", str(tmp_path / "output")]
+    fell = losses("transformers_finetune.py", *where, "--steps", "40", "--lr", "0.01")
+    assert fell[0] > 1.5 and fell[-1] < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_the_lightning_module_learns_from_scratch(precision: str) -> None:
+    need("lightning")
+    fell = losses("lightning_module.py", "--precision", precision)
+    assert len(fell) == 8 and fell[0] > 0.9 and fell[-1] < 0.4
+
+
+@pytest.mark.slow
+def test_the_accelerate_loop_takes_a_step_for_so_many_batches() -> None:
+    need("accelerate")
+    fell = losses("accelerate_loop.py", "--accumulate", "3")
+    assert len(fell) == 7 and fell[-1] < 3.2 < 5.0 < fell[0]
+
+
+@pytest.mark.slow
+def test_two_processes_of_the_accelerate_loop_train_one_model() -> None:
+    need("accelerate")
+    status, output = torchrun(["examples/accelerate_loop.py", "--steps", "20"], ranks=2)
+    assert status == 0, output[-6000:]
+    fell = numbers(output)
+    assert len(fell) == 3, output  # printed by one of them
+    assert fell[-1] < 4.5 < 5.0 < fell[0]
