@@ -128,7 +128,8 @@ def descend(dtype: torch.dtype, rounding: str, steps: int, size: float, shape: t
     for _ in range(steps):
         p.grad = torch.ones_like(p)
         optimizer.step()
-    return p.detach().double() + optimizer.state[p].get("compensation", torch.zeros(())).double()
+    moved: Tensor = p.detach().double() + optimizer.state[p].get("compensation", torch.zeros(())).double()
+    return moved
 
 
 @SHORT
