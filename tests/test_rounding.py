@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adafactor import Adafactor
 from adafactor.kernels import cpu, eager, native
-from adafactor.rounding import WORD, elements, keys, mix, random_words, stochastic
+from adafactor.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
 
 DRAWS = 100_000
 SHORT = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -28,7 +28,7 @@ VALUES += [1.1e38, 3.3e38, 2e-38, -1.3e-39, 9e-41, 1e-45, 2.0**-126 * 1.001]
 
 
 def words(seed: int = 0) -> Tensor:
-    random: Tensor = random_words(torch.arange(DRAWS), keys(seed, 0, 1))
+    random: Tensor = random_words(torch.arange(DRAWS), keys(roots(seed, 0), 1))
     return random
 
 
@@ -36,7 +36,7 @@ def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The same as `stochastic` with `words()`, by the compiled loops."""
     out = torch.empty(len(values), dtype=dtype)
     stored = out.view(torch.uint16 if dtype == torch.bfloat16 else torch.int16).numpy()
-    key1, key2 = keys(0, 0, 1)
+    key1, key2 = keys(roots(0, 0), 1)
     native.put_stochastic(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
     return out
 
@@ -89,9 +89,11 @@ def test_the_compiled_loops_round_to_the_same_bits(dtype: torch.dtype, start: in
 
 @pytest.mark.parametrize("first", [0, 2**31 - 3, 2**32 - 3, 5 * 2**40])
 def test_random_numbers_are_the_same_in_numbers_in_tensors_and_in_loops(first: int) -> None:
-    pair = keys(2**63 + 5, 7, 12)
+    pair = keys(roots(2**63 + 5, 7), 12)
     numbers = [random_words(first + i, pair) for i in range(6)]
-    tensors = random_words(torch.arange(first, first + 6), keys(2**63 + 5, 7, torch.tensor(12.0, dtype=torch.float64)))
+    tensors = random_words(
+        torch.arange(first, first + 6), keys(roots(2**63 + 5, 7), torch.tensor(12.0, dtype=torch.float64))
+    )
     loops = [int(_word(first + i, np.uint32(pair[0]), np.uint32(pair[1]))) for i in range(6)]
     assert numbers == tensors.tolist() == loops and len(set(numbers)) == 6
 
@@ -103,7 +105,7 @@ def _word(element: int, key1: Any, key2: Any) -> Any:
 
 def test_seed_parameter_step_and_element_each_give_other_random_numbers() -> None:
     found = {
-        int(random_words(element, keys(seed, parameter, step)))
+        int(random_words(element, keys(roots(seed, parameter), step)))
         for seed in (0, 1, 2**40)
         for parameter in range(3)
         for step in (1, 2, 3)
@@ -114,9 +116,14 @@ def test_seed_parameter_step_and_element_each_give_other_random_numbers() -> Non
 
 
 def test_bits_are_even_and_neighbours_and_steps_are_not_alike() -> None:
-    one, next_step = (random_words(torch.arange(DRAWS), keys(0, 0, t)) for t in (5, 6))
+    one, next_step = (random_words(torch.arange(DRAWS), keys(roots(0, 0), t)) for t in (5, 6))
     error = 4 * 0.5 / DRAWS**0.5
-    for words in (one, one ^ next_step, one[1:] ^ one[:-1], one ^ random_words(torch.arange(DRAWS), keys(0, 1, 5))):
+    for words in (
+        one,
+        one ^ next_step,
+        one[1:] ^ one[:-1],
+        one ^ random_words(torch.arange(DRAWS), keys(roots(0, 1), 5)),
+    ):
         for bit in range(32):
             assert ((words >> bit & 1).double().mean() - 0.5).abs() < error
 

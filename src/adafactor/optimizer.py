@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from adafactor import dtensor
@@ -17,9 +18,9 @@ from adafactor.diagnostics import Record, Trace
 from adafactor.kernels import Kernel, choose
 from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
 from adafactor.rounding import SHORT
-from adafactor.settings import Settings
+from adafactor.settings import Settings, SettingsOf
 from adafactor.sharding import Member, Ranks, Shard
-from adafactor.step import Update, step
+from adafactor.step import NOTHING, Update, step
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -123,6 +124,8 @@ class Adafactor(Optimizer):
     def _start(self, backend: str) -> None:
         choose(backend, on_cpu=backend == "cpu")  # a wrong name and a missing package are told at once
         self.backend = backend
+        self._settings = SettingsOf()
+        self._known: dict[Tensor, Update] = {}  # of the last step
         self._traces: dict[Tensor, Trace] = {}
         self._shards: dict[Tensor, Shard] = {}
         self._places: dict[Tensor, tuple[int, str, int]] = {}  # group, name and number, while groups have these sizes
@@ -186,10 +189,17 @@ class Adafactor(Optimizer):
     def _step(self, only: Tensor | None = None) -> None:
         """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one."""
         updates, ranks = self._updates(only)
+        try:
+            self._step_with(updates, ranks)
+        finally:
+            for u in updates:
+                u.g = NOTHING  # whoever else holds the gradient decides how long it lives
+
+    def _step_with(self, updates: list[Update], ranks: Ranks | None) -> None:
         kernel = choose(self.backend, any(u.x.is_cpu for u in updates))
         if self.backend == "cpu":
             for u in updates:
-                if reason := kernel.obstacle(u):
+                if u.fleet is None and (reason := kernel.obstacle(u)):
                     raise ValueError(f'backend="cpu" cannot step {u.name} (shape {u.shape}): {reason}; "auto" can')
         # those that may raise go first and together, so that nothing has changed when they do; so do shards, whose
         # sums then travel together
@@ -199,18 +209,18 @@ class Adafactor(Optimizer):
         for bucket in buckets(rest, kernel):
             skipped += step(bucket, kernel)
         if skipped:
-            self._warn_once(skipped[0], stacklevel=8)
+            self._warn_once(skipped[0], stacklevel=9)
         if not self._fell_back:
             self._tell_fallback(kernel, updates)
 
     def _tell_fallback(self, kernel: Kernel, updates: list[Update]) -> None:
         for u in updates:
-            if u.work is None and u.x.is_cpu and (reason := kernel.obstacle(u)):
+            if u.fleet is None and u.work is None and u.x.is_cpu and (reason := kernel.obstacle(u)):
                 self._fell_back = True
                 warnings.warn(
                     f"{u.name} (shape {u.shape}) is stepped by plain torch, more slowly: {reason}. Said once.",
                     RuntimeWarning,
-                    stacklevel=8,
+                    stacklevel=9,
                 )
                 break
 
@@ -249,38 +259,64 @@ class Adafactor(Optimizer):
         """Everything that can be wrong is found here, before anything is changed."""
         updates: list[Update] = []
         members: list[Member] = []
-        for p, settings, name, i in self._parameters() if only is None else [self._found(only)]:
-            sharded, g = dtensor.is_sharded(p), p.grad
-            if g is None and not (sharded and p.requires_grad):
+        for p, settings in self._parameters() if only is None else [(only, self._settings_of(only))]:
+            g, known = p.grad, self._known.get(p)
+            if known is not None and g is not None and self._holds(known, p, g, settings):
+                known.g = g
+                updates.append(known)
                 continue
-            shapes, found = _layout(p, settings), None
+            if g is None and not (dtensor.is_sharded(p) and p.requires_grad):
+                continue
+            shapes, found, (_, name, number) = _layout(p, settings), None, self._place(p)
             if g is not None:
                 _check_gradient(p, g, name)
                 state = self._state(p, shapes, settings, name)
-                found = Update(p, g, state, settings, shapes, self._trace(p), name, i)
-            if shapes.count and found is not None:
-                updates.append(found)
-            if shapes.count and sharded:  # without a gradient here, other ranks may still have one
+                found = Update(p, g, state, settings, shapes, self._trace(p), name, number)
+                if shapes.count:
+                    updates.append(found)
+                    self._keep(found)
+            if shapes.count and dtensor.is_sharded(p):  # without a gradient here, other ranks may still have one
                 members.append((self._shard(p, name, shapes), found))
         return updates, Ranks(members) if members else None
 
-    def _parameters(self) -> Iterator[tuple[Tensor, Settings, str, int]]:
-        """Every parameter with its group's settings, its name and its number."""
-        number = itertools.count()
-        for group, names in zip(self.param_groups, self._names(), strict=True):
-            settings = Settings.of(group)
-            for p, name, i in zip(group["params"], names, number):  # noqa: B905  # numbers go on forever
-                yield p, settings, name, i
+    def _keep(self, u: Update) -> None:
+        """For the next step, if it is an ordinary tensor."""
+        if type(u.x) in (Tensor, Parameter):
+            u.where, u.form = _where(u.x, u.state), _form(u.g)
+            self._known[u.x] = u
 
-    def _found(self, p: Tensor) -> tuple[Tensor, Settings, str, int]:
-        """The same for one of them, without a look at all the others each time."""
+    def _holds(self, u: Update, p: Tensor, g: Tensor, settings: Settings) -> bool:
+        """Is all that was found out about a parameter in an earlier step still so?"""
+        if u.settings is not settings or u.state is not self.state[p] or u.where != _where(p, u.state):
+            return False
+        form = _form(g)
+        if u.form != form:
+            _check_gradient(p, g, u.name)
+            u.form, u.fleet = form, None
+        return True
+
+    def _parameters(self) -> Iterator[tuple[Tensor, Settings]]:
+        """Every parameter with its group's settings."""
+        for number, group in enumerate(self.param_groups):
+            settings = self._settings(number, group)
+            for p in group["params"]:
+                yield p, settings
+
+    def _settings_of(self, p: Tensor) -> Settings:
+        number, _, _ = self._place(p)
+        return self._settings(number, self.param_groups[number])
+
+    def _place(self, p: Tensor) -> tuple[int, str, int]:
+        """The number of a parameter's group, its name, and its own number."""
         sizes = [len(group["params"]) for group in self.param_groups]
-        if sizes != self._sizes:
-            at = [i for i, size in enumerate(sizes) for _ in range(size)]
-            places = zip(at, self._parameters(), strict=True)
-            self._sizes, self._places = sizes, {q: (group, name, i) for group, (q, _, name, i) in places}
-        group, name, i = self._places[p]
-        return p, Settings.of(self.param_groups[group]), name, i
+        if sizes != self._sizes or p not in self._places:
+            number, self._sizes = itertools.count(), sizes
+            self._places = {
+                q: (i, name, next(number))
+                for i, (group, names) in enumerate(zip(self.param_groups, self._names(), strict=True))
+                for q, name in zip(group["params"], names, strict=True)
+            }
+        return self._places[p]
 
     def _shard(self, p: DTensor, name: str, shapes: Layout) -> Shard:
         known = self._shards.get(p)
@@ -367,16 +403,28 @@ def buckets(updates: list[Update], kernel: Kernel) -> Iterator[list[Update]]:
     bucket: list[Update] = []
     size = 0
     for u in updates:
-        if u.x.numel() > kernel.SMALL:
+        count = u.layout.count
+        if count > kernel.SMALL:
             yield [u]
             continue
-        if bucket and size + u.x.numel() > kernel.BUCKET:
+        if bucket and size + count > kernel.BUCKET:
             yield bucket
             bucket, size = [], 0
         bucket.append(u)
-        size += u.x.numel()
+        size += count
     if bucket:
         yield bucket
+
+
+def _where(p: Tensor, state: dict[str, Tensor]) -> tuple[object, ...]:
+    """What must stay so that what is known of a parameter stays true: its memory and its state's, and their types."""
+    kept = [(v.data_ptr(), v.dtype) for v in state.values()]
+    return p.data_ptr(), p.dtype, p.device, p.shape, p.stride(), kept
+
+
+def _form(g: Tensor) -> tuple[object, ...]:
+    """What must stay so that a gradient need not be looked at again."""
+    return type(g), g.layout, g.dtype, g.device, g.shape, g.stride() if g.layout == torch.strided else ()
 
 
 def _layout(p: Tensor, settings: Settings) -> Layout:

@@ -37,12 +37,16 @@ def mix(h: Any, salt: Any = 0) -> Any:
     return h
 
 
-def keys(seed: int, parameter: int, step: Any) -> Keys:
-    """What makes the random numbers of one parameter in one step differ from all others."""
+def roots(seed: int, parameter: int) -> tuple[int, int]:
+    """What makes the random numbers of one parameter differ from those of all others."""
     first = mix(mix(mix(seed & WORD) ^ (seed >> 32)) ^ parameter)
-    second = mix(first ^ 0x9E3779B9)
+    return first, mix(first ^ 0x9E3779B9)
+
+
+def keys(roots: tuple[int, int], step: Any) -> Keys:
+    """What makes them differ from step to step."""
     t = step.long() if isinstance(step, Tensor) else int(step)
-    return mix(t ^ first), mix(t ^ second)
+    return mix(t ^ roots[0]), mix(t ^ roots[1])
 
 
 def random_words(element: Any, keys: Keys) -> Any:

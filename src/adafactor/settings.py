@@ -6,9 +6,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from adafactor import equations as eq
+from adafactor.equations import Scalar
 
 SMALLEST_EPS1 = 1.1754944e-38  # the smallest normal float32: below it, a row of zeros would divide by zero
+
+
+class Rates(NamedTuple):
+    """The numbers of a step that depend on t alone."""
+
+    beta2: Scalar  # β̂₂ₜ
+    w1: Scalar  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
+    w2: Scalar  # 1 − β̂₂ₜ
+    rho: Scalar  # ρₜ
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,12 @@ class Settings:
     def of(cls, group: Mapping[str, Any]) -> Settings:
         """The settings of a parameter group, which may have been edited since the last step."""
         return cls(**{field.name: group[field.name] for field in fields(cls)})
+
+    def rates(self, t: Scalar) -> Rates:
+        """Of step t (Algorithm 6)."""
+        beta2 = eq.second_moment_decay(t, self.beta2, self.decay_rate)
+        beta1 = eq.corrected_decay(t, self.beta1) if self.momentum == "gradient" else self.beta1
+        return Rates(beta2, 1 - beta1, 1 - beta2, eq.relative_step(t, self.lr, self.lr_decay))
 
     def __post_init__(self) -> None:
         """Name the argument, its value and what is allowed, for the first one that is wrong.
@@ -65,6 +84,23 @@ class Settings:
         _word("rounding", self.rounding, ("nearest", "stochastic", "kahan"))
 
 
+class SettingsOf:
+    """The settings of groups, made anew only for a group that has been edited since the last time."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._known: dict[int, tuple[list[Any], Settings]] = {}
+
+    def __call__(self, number: int, group: Mapping[str, Any]) -> Settings:
+        """Of the group with this number."""
+        values = [list(value) if isinstance(value, list) else value for value in _values(group)]
+        known = self._known.get(number)
+        if known is None or known[0] != values:
+            known = self._known[number] = (values, Settings.of(group))
+        return known[1]
+
+
+_values = itemgetter(*(field.name for field in fields(Settings)))
 _MOMENTUM_HINT = (
     "; the decay of momentum is beta1. OneCycleLR and CyclicLR write a number here unless they are given "
     "cycle_momentum=False"
@@ -113,6 +149,7 @@ def _axes(value: Any) -> tuple[int, int]:
 def _seed(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"seed={value!r} must be an integer, not {type(value).__name__}")
-    if not 0 <= value < 2**64:
+    number = int(value)
+    if not 0 <= number < 2**64:
         raise ValueError(f"seed={value!r} must be at least 0 and below 2**64")
-    return int(value)
+    return number

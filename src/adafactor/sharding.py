@@ -197,7 +197,7 @@ class Ranks:
         for (_, u), pair in zip(going, pairs, strict=True):
             if u is not None:
                 u2, x2 = pair.tolist() if pair.is_cpu else pair
-                u.u2, u.x2 = u2, x2 if u.settings.relative else None
+                u.u2, u.x2 = u2, x2
 
     def _agree(self) -> None:
         """Is every gradient there on all ranks or on none? Asked once, before gradients of unknown placement move."""

@@ -10,26 +10,33 @@ the layout is that of the whole; `sharding.Ranks` completes the sums after the f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from adafactor import equations as eq
-from adafactor.diagnostics import Trace
+from adafactor.diagnostics import Figures, Trace
 from adafactor.equations import Scalar
 from adafactor.kernels import Kernel
 from adafactor.layout import Layout, scalar, statistics_dtype
-from adafactor.rounding import SHORT, Keys, keys
+from adafactor.rounding import SHORT, Keys, keys, roots
 from adafactor.settings import Settings
 
 if TYPE_CHECKING:
     from adafactor.sharding import Ranks
 
 
+NOTHING = torch.empty(0)
+
+
 @dataclass(eq=False)
 class Update:
-    """One parameter on its way through a step. The kernel and `step` leave their results here."""
+    """One parameter on its way through a step. The kernel and `step` leave their results here.
+
+    The optimizer keeps it for the next step, as long as the parameter and its state stay what and where they are.
+    """
 
     x: Tensor  # the parameter, any strides, any floating dtype
     g: Tensor  # its gradient, same shape
@@ -60,18 +67,30 @@ class Update:
     mask: Tensor | None = None  # is the step taken? Only where asking would make the host wait; None is yes
     scales: list[Tensor] = field(default_factory=list)  # 1/√V̂ as factors that broadcast over X; [] if V̂ is whole
     u2: Scalar = 0.0  # ΣU², left by kernel.energy
-    x2: Scalar | None = None  # ΣX², likewise; only for relative steps
+    x2: Scalar | None = None  # ΣX², likewise; only for relative steps, and for shards, which cannot be asked later
 
     # left by `conclude`
     scale: Scalar = 0.0  # αₜ / max(1, RMS(U)/d), negative to maximise
     decay: Scalar = 1.0  # 1 − ρₜ·λ
+    figures: Figures | None = None  # for the report
 
-    work: Any = None  # what a kernel keeps from walk to walk
+    where: object = None  # where the parameter and its state lie in memory
+    form: object = None  # how the gradient lies in memory: the same object as long as nothing of it changes
+    # what a kernel keeps, from walk to walk and from step to step
+    work: Any = None
+    fleet: Any = None
+    left: float | None = None  # ΣX² as the last step left it
+    steady: bool = False  # it has been that of the next step: nobody else writes to X
 
-    @property
+    @cached_property
     def rounding(self) -> str:
         """How X is rounded: what the settings say, if it is short of float32."""
         return self.settings.rounding if self.x.dtype in SHORT else "nearest"
+
+    @property
+    def measures_x(self) -> bool:
+        """Is ΣX² wanted before X is written?"""
+        return self.settings.relative or self.sharded
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,10 +100,10 @@ class Update:
 
 def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> list[Update]:
     """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
+    if ranks is None and (left_out := kernel.whole(bucket)) is not None:
+        return left_out
     for u in bucket:
         begin(u)  # t, β̂₂ₜ, ρₜ
-    if ranks is None and kernel.whole(bucket):
-        return record(bucket)
     kernel.moments(_walkable(bucket))  # means of G² + ε₁ over columns and over rows
     if ranks is not None:
         ranks.complete_moments()
@@ -96,18 +115,15 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
     for u in taken:
         conclude(u)  # αₜ / max(1, RMS(U)/d)
     advance(taken)  # t
-    kernel.apply_(_walkable(taken))  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
+    for u in kernel.apply_(_walkable(taken)):  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
+        used = u.scale
+        conclude(u)  # ΣX² was not what the last step left: somebody has written to X since
+        kernel.correct(u, used)
+    for u in taken:
+        if u.figures is not None:
+            u.trace.note(*u.figures)
     stepped = set(taken)
     return [u for u in bucket if u not in stepped]
-
-
-def record(bucket: list[Update]) -> list[Update]:
-    """Note what a kernel did that took all walks in one go."""
-    taken = [u for u in bucket if admit(u)]
-    for u in taken:
-        conclude(u)
-    advance(taken)
-    return [u for u in bucket if u not in taken] if len(taken) < len(bucket) else []
 
 
 def _walkable(bucket: list[Update]) -> list[Update]:
@@ -116,14 +132,13 @@ def _walkable(bucket: list[Update]) -> list[Update]:
 
 
 def begin(u: Update) -> None:
-    """The rates of step t: β̂₂ₜ, β̂₁ₜ and ρₜ (Algorithm 6). Nothing is changed yet."""
-    s, t = u.settings, scalar(u.state["step"]) + 1
-    u.beta2 = eq.second_moment_decay(t, s.beta2, s.decay_rate)
-    u.w2 = 1 - u.beta2
-    u.w1 = 1 - (eq.corrected_decay(t, s.beta1) if s.momentum == "gradient" else s.beta1)
-    u.rho = eq.relative_step(t, s.lr, s.lr_decay)
+    """The rates of step t: β̂₂ₜ, β̂₁ₜ and ρₜ (Algorithm 6). Nothing of the parameter or its state is changed yet."""
+    t = scalar(u.state["step"]) + 1
+    u.beta2, u.w1, u.w2, u.rho = u.settings.rates(t)
     if u.rounding == "stochastic":
-        u.keys = keys(s.seed, u.number, t)
+        u.keys = keys(roots(u.settings.seed, u.number), t)
+    u.rows = u.cols = u.mean_row = u.mask = u.work = u.x2 = None  # of the last step
+    u.finite, u.scales, u.u2 = True, [], 0.0
 
 
 def admit(u: Update) -> bool:
@@ -149,11 +164,11 @@ def conclude(u: Update) -> None:
     s, count = u.settings, u.layout.count
     rms_x = None if u.x2 is None else eq.root_mean_square(u.x2, count)
     rms_u = eq.root_mean_square(u.u2, count)
-    alpha = eq.step_size(u.rho, rms_x, s.eps[1])
+    alpha = eq.step_size(u.rho, rms_x if s.relative else None, s.eps[1])
     divisor = eq.clip_divisor(rms_u, s.clip)
     u.scale = (-alpha if s.maximize else alpha) / divisor
     u.decay = 1 - u.rho * s.weight_decay
-    u.trace.note(u.beta2, rms_x, alpha, rms_u, divisor > 1, 1 if u.mask is None else u.mask)
+    u.figures = Figures(u.beta2, rms_x, alpha, rms_u, divisor > 1, 1 if u.mask is None else u.mask)
 
 
 def advance(taken: list[Update]) -> None:

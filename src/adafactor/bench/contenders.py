@@ -53,6 +53,11 @@ class Contender:
     dtypes: tuple[str, ...] = ("float32",)  # in which it is measured unless the user says otherwise
     momentum: bool = False
 
+    @property
+    def alone(self) -> bool:
+        """Must nobody else step its parameters? The compiled step remembers what it left there."""
+        return self.key.startswith("cpu") or self.role == "own"
+
 
 class TorchRunner:
     """Any torch optimizer."""
@@ -281,6 +286,14 @@ def parameters(shapes: Sequence[tuple[int, ...]], dtype: str, seed: int = 0) -> 
         params.append(torch.nn.Parameter(x))
         params[-1].grad = g
     return params
+
+
+def own(params: Parameters) -> Parameters:
+    """A copy of the parameters with the same gradients."""
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    for copy, p in zip(copies, params, strict=True):
+        copy.grad = p.grad
+    return copies
 
 
 def why_not(contender: Contender, dtype: str) -> str | None:

@@ -38,8 +38,8 @@ def that_fit(stack: Suite, entries: list[Entry]) -> list[Entry]:
     kept, needed = [], {entry.dtype: 2 * size * DTYPES[entry.dtype].itemsize for entry in entries}
     used = float(sum(needed.values()))
     for entry in entries:
-        state = 2 * size * DTYPES[entry.dtype].itemsize if entry.contender.key.startswith("adamw") else 0
-        if used + state <= 0.9 * free:
-            used += state
+        copies = 2 * entry.contender.key.startswith("adamw") + entry.contender.alone
+        if used + copies * size * DTYPES[entry.dtype].itemsize <= 0.9 * free:
+            used += copies * size * DTYPES[entry.dtype].itemsize
             kept.append(entry)
     return kept

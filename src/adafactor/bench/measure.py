@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adafactor.bench.contenders import DTYPES, Contender, Runner, parameters
+from adafactor.bench.contenders import DTYPES, Contender, Runner, own, parameters
 from adafactor.bench.floor import floor_bytes
 from adafactor.bench.machine import Copy, cache_bytes
 from adafactor.bench.results import Measured, Timing
@@ -35,15 +35,17 @@ class Entry:
 def measure(suite: Suite, entries: list[Entry], rounds: int, tick: Tick) -> Measured:
     """Each contender's turn, round after round, and a copy in every round.
 
-    Contenders of one dtype share parameters and gradients: a step's time does not depend on the values, and
-    the memory is needed for their states. Every turn is `repeats` steps, whose mean is one sample.
+    Contenders of one dtype share gradients and, but for those that keep track of theirs, parameters: a step's time does
+    not depend on the values, and the memory is needed for their states. Every turn is `repeats` steps, whose mean is
+    one sample.
     """
     params = {dtype: parameters(suite.shapes, dtype) for dtype in {entry.dtype for entry in entries}}
     runners = []
     for entry in entries:
         tick(f"{suite.name}: warming up {entry.label}")
-        runners.append(entry.contender.make(params[entry.dtype]))
-        _turn(runners[-1], 2)  # makes the state, compiles; optax compiles once more in its second step
+        given = params[entry.dtype]
+        runners.append(entry.contender.make(own(given) if entry.contender.alone else given))
+        _turn(runners[-1], 3)  # makes the state, compiles; optax compiles once more in its second step
     repeats = [max(1, math.ceil(TURN / _turn(runner, 1))) for runner in runners]
     seconds: list[list[float]] = [[] for _ in entries]
     copy, bandwidths = Copy(), []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -30,6 +32,17 @@ class Record:
     state_bytes: int
 
 
+class Figures(NamedTuple):
+    """Of one step: 0-d tensors where reading them would make the host wait, else numbers."""
+
+    beta2: Scalar
+    rms_parameter: Scalar | None
+    step_size: Scalar
+    rms_update: Scalar
+    clipped: Tensor | bool
+    taken: Tensor | int
+
+
 @dataclass
 class Trace:
     """What is behind a `Record`: 0-d tensors where reading them would make the host wait, else numbers."""
@@ -41,6 +54,7 @@ class Trace:
     clipped: Tensor | int = 0  # steps since the last report
     taken: Tensor | int = 0
     skipped: Tensor | int = 0  # steps ever
+    source: Callable[[], None] | None = None  # fetches the figures of steps that a kernel kept to itself
 
     def note(
         self,
@@ -48,15 +62,23 @@ class Trace:
         rms_parameter: Scalar | None,
         step_size: Scalar,
         rms_update: Scalar,
-        clipped: Tensor | bool,
+        clipped: Tensor | int,
         taken: Tensor | int,
     ) -> None:
-        """Keep the figures of a step."""
+        """Keep the figures of a step, or the last figures and the counts of several."""
         self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
         self.clipped, self.taken = self.clipped + clipped, self.taken + taken
 
+    def draw_from(self, source: Callable[[], None] | None) -> None:
+        """Have another source from now on; what the last one kept is fetched first."""
+        if self.source is not None:
+            self.source()
+        self.source = source
+
     def record(self, name: str, x: Tensor, state_bytes: int, clip: float | None) -> Record:
         """Read the figures (here the host may wait for the device) and start the next clip rate."""
+        if self.source is not None:
+            self.source()
         taken, clipped = int(self.taken), int(self.clipped)
         self.taken = self.clipped = 0
         rms_update, step_size, rms_parameter = map(_read, (self.rms_update, self.step_size, self.rms_parameter))

@@ -6,8 +6,11 @@ A bucket is a list of `step.Update`. Each walk reads what `step` prepared and le
 |---|---|---|
 | `moments` | G | `rows`, `cols` (means of G² + ε₁, where factored), `finite` |
 | `factors` | `rows`, `cols` | `state["row"]`, `state["col"]`, `scales` (1/√V̂ as a product of vectors) |
-| `energy` | G, X, `scales` | `u2`, `x2` (for relative steps) |
+| `energy` | G, X, `scales` | `u2`, `x2` (where `measures_x`) |
 | `apply_` | G, X, `scales`, `scale`, `decay` | X |
+
+A kernel may carry ΣX² over from the step before, if it finds out in `apply_`, which reads X anyway, whether it still is
+that of X. `apply_` returns the updates for which it was not, with the right `x2`, and `correct` repairs them.
 
 What is kept whole, `state["full"]` and `state["momentum"]`, is averaged in `energy` or in `apply_`. A kernel may do in
 `moments` what it would do in `energy`, as long as it only reads.
@@ -26,6 +29,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from adafactor.equations import Scalar
     from adafactor.step import Update
 
 BACKENDS = ("auto", "eager", "cpu")
@@ -40,8 +44,8 @@ class Kernel(Protocol):
     def obstacle(self, u: Update) -> str | None:
         """Why this kernel leaves a tensor to `eager`; None if it does not."""
 
-    def whole(self, bucket: list[Update]) -> bool:
-        """Take all walks in one go, `finite`, `u2` and `x2` left for the record; False if that cannot be."""
+    def whole(self, bucket: list[Update]) -> list[Update] | None:
+        """Take the whole step in one go, and return those that were left out as non-finite; None if that cannot be."""
 
     def moments(self, bucket: list[Update]) -> None:
         """First walk: means of G² + ε₁."""
@@ -52,8 +56,11 @@ class Kernel(Protocol):
     def energy(self, bucket: list[Update]) -> None:
         """Second walk: ΣU² and ΣX²."""
 
-    def apply_(self, bucket: list[Update]) -> None:
+    def apply_(self, bucket: list[Update]) -> list[Update]:
         """Third walk: X."""
+
+    def correct(self, u: Update, used: Scalar) -> None:
+        """Make it the X of `u.scale` where `used` was taken instead."""
 
 
 def choose(backend: str, on_cpu: bool = True) -> Kernel:
@@ -89,7 +96,7 @@ def _warn_once(problem: Exception) -> None:
         f"stepping with plain torch, several times slower on a CPU than need be: {_explain(problem)}. "
         'backend="eager" says that this is meant.',
         RuntimeWarning,
-        stacklevel=8,
+        stacklevel=9,
     )
 
 

@@ -7,9 +7,11 @@ loops cannot walk (another device, memory in no order they know) goes to `eager`
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,17 @@ from adafactor.equations import Scalar
 from adafactor.kernels import eager, native
 from adafactor.kernels.threads import announced, share_out
 from adafactor.layout import statistics_dtype
+from adafactor.rounding import keys, roots
 
 if TYPE_CHECKING:
+    from adafactor.settings import Settings
     from adafactor.step import Update
 
 SMALL = 2**22  # elements up to which a tensor is one thread's alone
 BUCKET = 2**26  # elements that go through one call together, each tensor on its own while it is in the cache
 UNIT = 2**15  # elements that are worth a thread's attention
 
+WHOLE = (torch.float32, torch.float64)  # nothing is lost between X as it is computed and X as it is kept
 STORED = {
     torch.float32: np.zeros(1, np.float32),
     torch.float64: np.zeros(1, np.float64),
@@ -47,21 +52,25 @@ ROUNDINGS = {"nearest": native.NEAREST, "stochastic": native.STOCHASTIC, "kahan"
 MOMENTA = {"update": native.OF_UPDATE, "gradient": native.OF_GRADIENT}
 
 
-def whole(bucket: list[Update]) -> bool:
-    """Take all the walks in one go, a thread to a tensor; False for what is not small or must be asked in between."""
-    if any(u.sharded or u.settings.on_nonfinite == "raise" or u.x.numel() > SMALL for u in bucket):
-        return False
-    kinds = _kinds(bucket)
-    if sum(map(len, kinds.values())) < len(bucket):
-        return False
-    for table in _arranged(kinds):
-        table.all_walks()
-    return True
+def whole(bucket: list[Update]) -> list[Update] | None:
+    """Take all the walks in one go, a thread to a tensor; None for what is not small or must be asked in between."""
+    if not bucket:
+        return None
+    fleet: Fleet | None = bucket[0].fleet
+    if fleet is None or not fleet.is_of(bucket):
+        if any(u.sharded or u.settings.on_nonfinite == "raise" or u.x.numel() > SMALL for u in bucket):
+            return None
+        kinds = _kinds(bucket)
+        if sum(map(len, kinds.values())) < len(bucket):
+            return None
+        fleet = Fleet(bucket, _arranged(kinds))
+    return fleet.step()
 
 
 def moments(bucket: list[Update]) -> None:
     """Means of G² + ε₁, and whether G² is finite; for what is kept whole all of ΣU² and ΣX²."""
     for table in _arranged(_kinds(bucket)):
+        table.set_out()
         table.moments()
     eager.moments(_others(bucket))
 
@@ -81,11 +90,15 @@ def energy(bucket: list[Update]) -> None:
     eager.energy(_others(bucket))
 
 
-def apply_(bucket: list[Update]) -> None:
-    """X."""
-    for table in _tables(bucket):
-        table.apply_()
-    eager.apply_(_others(bucket))
+def apply_(bucket: list[Update]) -> list[Update]:
+    """X; returns those whose ΣX² was carried over from the last step and is not that of the X found now."""
+    wrong = [u for table in _tables(bucket) for u in table.apply_()]
+    return wrong + eager.apply_(_others(bucket))
+
+
+def correct(u: Update, used: Scalar) -> None:
+    """Give X what it did not get because another `scale` was used."""
+    u.work.correct(u, used)
 
 
 def obstacle(u: Update) -> str | None:
@@ -121,11 +134,15 @@ def _kind(x: torch.dtype, g: torch.dtype) -> Kind:
     """The types for the loops, once these are compiled for them or found on disk."""
     kind, none = KINDS[x, g], np.empty(0, native.JOB)
     with announced(f"adafactor: compiling the loops for {x} (once on this machine, some 20 seconds) ..."):
-        for walk in (native.moments, native.energy, native.apply_, native.all_walks):
+        walks = native.moments, native.energy, native.measure, native.apply_, native.correct, native.all_walks
+        for walk in walks:
             walk(none, *kind, 0, 0)
         native.fold(none, *kind[1:])
         native.factors(none, kind[2])
         native.gather(none)
+        native.settle(none)
+        native.furnish(none, np.empty(0))
+        native.counts(none, np.empty(0))
     return kind
 
 
@@ -149,17 +166,23 @@ class Path:
         """The first columns of a job."""
         return (*self.sizes, *self.strides, self.rows, self.cuts)
 
-    @cached_property
-    def room(self) -> tuple[int, int, int, int, int, int]:
-        """Doubles for R along P, C along Q, their scales, the units' column sums, and the units' results."""
-        b, p, s, q, k = self.sizes
-        row, col = (b * p * s * k, b * s * q * k) if self.order else (0, 0)
-        return row, col, row, col, col * self.cuts, 3 * b * self.cuts
+    @property
+    def carries(self) -> bool:
+        """Can a step carry ΣX² over to the next?"""
+        return bool(self.order) and self.sizes[4] == 1
 
     @cached_property
-    def offsets(self) -> tuple[int, ...]:
-        """Where each of these begins."""
-        return tuple(itertools.accumulate(self.room[:-1], initial=0))
+    def rows_in_all(self) -> int:
+        """The length of R along P, over the whole batch."""
+        b, p, s, _, k = self.sizes
+        return b * p * s * k
+
+    @cached_property
+    def room(self) -> int:
+        """Doubles that `native.furnish` will ask for."""
+        b, p, s, q, k = self.sizes
+        row, col = (b * p * s * k, b * s * q * k) if self.order else (0, 0)
+        return 2 * (row + col) + col * self.cuts + 3 * b * self.cuts
 
     @cached_property
     def plain(self) -> bool:
@@ -253,29 +276,62 @@ def _units(p: int, line: int) -> tuple[int, int]:
     return rows, -(-p // rows)
 
 
+class Fleet:
+    """Small tensors that step together, with all that can be known beforehand: what is left to do is little."""
+
+    def __init__(self, bucket: list[Update], tables: list[Table]):
+        """Belong to the updates, and keep the figures of their steps until somebody asks."""
+        self.updates, self.tables = bucket, tables
+        self.forms = [u.form for u in bucket]
+        for table in tables:
+            for i, u in enumerate(table.updates):
+                u.fleet = self
+                u.trace.draw_from(partial(table.tell, i))
+
+    def is_of(self, bucket: list[Update]) -> bool:
+        """Are these the same updates, with gradients that lie in memory as the last ones did?"""
+        return self.updates == bucket and all(map(operator.is_, self.forms, [u.form for u in bucket]))
+
+    def step(self) -> list[Update]:
+        """All the walks; returns those that were left out."""
+        left_out = []
+        for table in self.tables:
+            table.set_out()
+            left_out += table.all_walks()
+        return left_out
+
+
+def _alike(settings: list[Settings]) -> list[tuple[Settings, Any]]:
+    """Each of the settings with the places where it stands."""
+    places: dict[int, list[int]] = {}
+    for i, one in enumerate(settings):
+        places.setdefault(id(one), []).append(i)
+    return [(settings[members[0]], np.array(members)) for members in places.values()]
+
+
 class Table:
-    """The jobs of some tensors of one kind, from the first walk to the last."""
+    """The jobs of some tensors of one kind."""
 
     def __init__(self, pairs: list[tuple[Update, Path]], kind: Kind):
-        """Describe them to the loops, and reserve what the loops need besides: vectors only."""
+        """Describe to the loops what does not change from step to step."""
         self.updates = [u for u, _ in pairs]
         self.paths = [path for _, path in pairs]
         self.kind = kind
-        self.scratch = torch.empty(sum(sum(path.room) for path in self.paths), dtype=torch.float64)
         self.total = 0
         self.copies: list[tuple[Tensor, Tensor]] = []  # factors in the order of the walk, where theirs is another
         self.means: list[Tensor] = []
-        self.places: list[int] = []
-        jobs, address = [], self.scratch.data_ptr()
+        jobs = []
         for u, path in pairs:
-            u.work = self
-            self.places.append((address - self.scratch.data_ptr()) // 8)
-            jobs.append(self._job(u, path, address))
-            address += 8 * sum(path.room)
+            jobs.append(self._job(u, path))
             self.total += u.x.numel()
         self.jobs = np.array(jobs, native.JOB)
+        self.counts = np.empty(len(jobs), np.float64)
+        self.alike = _alike([u.settings for u in self.updates])
+        self.written = [u.x for u in self.updates if not u.x.is_inference()]
+        self.sown = [i for i, u in enumerate(self.updates) if u.rounding == "stochastic"]
+        self.seeds = [roots(self.updates[i].settings.seed, self.updates[i].number) for i in self.sown]
 
-    def _job(self, u: Update, path: Path, address: int) -> tuple[Scalar, ...]:
+    def _job(self, u: Update, path: Path) -> tuple[Scalar, ...]:
         s, state, layout, n_rows, n_cols, row_state, col_state = u.settings, u.state, u.layout, 1, 1, 0, 0
         estimator, swapped, full = ESTIMATORS[layout.estimator], False, 0
         if estimator == native.FULL:
@@ -287,19 +343,33 @@ class Table:
             estimator = SWAPPED[estimator] if swapped else estimator
             row_state = self._address(u, path, "col" if swapped else "row", second)
             col_state = self._address(u, path, "row" if swapped else "col", first)
-        momentum = MOMENTA[s.momentum] if s.beta1 else native.NONE
-        scratch = (address + 8 * offset for offset in path.offsets)
-        rounding, numbering = ROUNDINGS[u.rounding], (0, 0, 0, 0, 0)
+        momentum, rounding, numbering = MOMENTA[s.momentum] if s.beta1 else native.NONE, ROUNDINGS[u.rounding], None
         if rounding == native.STOCHASTIC:
-            numbering = _numbering(path, u.x.shape, u.shape, u.place) or numbering
+            numbering = _numbering(path, u.x.shape, u.shape, u.place)
         return (
-            *path.numbers, self.total, estimator, swapped, momentum, s.relative, s.on_nonfinite == "ignore", True,
-            u.x.data_ptr(), u.g.data_ptr(), full, state["momentum"].data_ptr() if momentum else 0,
-            state["compensation"].data_ptr() if rounding == native.KAHAN else 0, rounding, *u.keys, *numbering,
-            *scratch, row_state, col_state, 0,
-            n_rows, n_cols, s.eps[0], u.w1, u.w2, 0.0, 1 - u.rho * s.weight_decay, 0.0, 0.0, 0.0,
-            u.rho, s.eps[1], s.clip or 0.0, layout.count, -1.0 if s.maximize else 1.0,
+            *path.numbers, self.total, estimator, swapped, momentum, s.relative, u.measures_x,
+            s.on_nonfinite == "ignore", u.x.data_ptr(), 0, full, state["momentum"].data_ptr() if momentum else 0,
+            state["compensation"].data_ptr() if rounding == native.KAHAN else 0, state["step"].data_ptr(),
+            row_state, col_state, 0, rounding, 0, 0, *(numbering or (0, 0, 0, 0, 0)), 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0,
+            n_rows, n_cols, *s.eps, s.clip or 0.0, layout.count, -1.0 if s.maximize else 1.0, *[0.0] * 15,
         )  # fmt: skip
+
+    def set_out(self) -> None:
+        """Describe what is of this step: G, the rates, the random numbers."""
+        jobs = self.jobs
+        jobs["g"] = [u.g.data_ptr() for u in self.updates]
+        native.counts(jobs, self.counts)
+        for settings, members in self.alike:
+            counts = self.counts[members]
+            for t in (counts[:1] if (counts == counts[0]).all() else np.unique(counts)).tolist():
+                rates = settings.rates(t + 1)
+                at = members if len(members) == len(jobs) else members[counts == t]
+                jobs["beta2"][at], jobs["w1"][at], jobs["w2"][at], jobs["rho"][at] = rates
+                jobs["decay"][at] = 1 - rates.rho * settings.weight_decay
+        for i, seed in zip(self.sown, self.seeds, strict=True):
+            jobs["key1"][i], jobs["key2"][i] = keys(seed, self.counts[i] + 1)
+        for there, copy in self.copies:
+            copy.copy_(there)
 
     def _address(self, u: Update, path: Path, key: str, gone: int) -> int:
         """Where a factor lies in the order of the walk; a copy, written back later, if its own is another."""
@@ -314,26 +384,47 @@ class Table:
         self.copies.append((walked, walked.contiguous()))
         return self.copies[-1][1].data_ptr()
 
-    def all_walks(self) -> None:
-        """A whole step."""
+    def all_walks(self) -> list[Update]:
+        """A whole step; returns those that were left out."""
         self._walk(native.all_walks)
-        self._read_moments()
         self._write_back()
+        taken = self.jobs["taken"]
+        if taken.all():
+            torch.autograd.graph.increment_version(self.written)
+            return []
         self._raise_versions()
+        return [self.updates[i] for i in np.flatnonzero(taken == 0)]
+
+    def tell(self, i: int) -> None:
+        """Give a trace the figures of the steps since it last asked."""
+        job, trace = self.jobs[i], self.updates[i].trace
+        if job["steps"]:
+            rms_x = float(job["rms_x"]) if job["measures"] else None
+            trace.note(
+                float(job["noted_beta2"]),
+                rms_x,
+                float(job["alpha"]),
+                float(job["rms_u"]),
+                int(job["clipped"]),
+                int(job["steps"]),
+            )
+        trace.skipped += int(job["skipped"])
+        job["steps"] = job["clipped"] = job["skipped"] = 0
 
     def moments(self) -> None:
         """First walk."""
+        self.scratch = torch.empty(sum(path.room for path in self.paths), dtype=torch.float64)
+        native.furnish(self.jobs, self.scratch.numpy())
+        for u in self.updates:
+            u.work = self
         self._walk(native.moments)
         native.fold(self.jobs, *self.kind[1:])
-        self._read_moments()
-        for u, means in self._sharded():
-            u.rows, u.cols = means.get("row"), means.get("col")
-
-    def _read_moments(self) -> None:
         seen = np.isfinite(self.jobs["finite"]).tolist()
         whole = zip(self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True)
         for u, finite, (u2, x2) in zip(self.updates, seen, whole, strict=True):
-            u.finite, u.u2, u.x2 = finite, u2, x2 if u.settings.relative else None
+            u.finite, u.u2, u.x2 = finite, u2, x2 if u.measures_x else None
+        for u, means in self._sharded():
+            u.rows, u.cols = means.get("row"), means.get("col")
 
     def factors(self, taken: set[Update]) -> None:
         """The vectors between the walks."""
@@ -355,18 +446,47 @@ class Table:
             there.copy_(copy)
 
     def energy(self) -> None:
-        """Second walk."""
+        """Second walk. What carries ΣX² from step to step needs X only the first time."""
+        for i, (u, path) in enumerate(zip(self.updates, self.paths, strict=True)):
+            if u.settings.relative and not u.sharded and path.carries and u.x.dtype in WHOLE:
+                self.jobs["carries"][i] = native.CARRIES if u.steady else native.MEASURES
+                self.jobs["x2"][i] = u.left or 0.0
+        if (self.jobs["carries"] == native.MEASURES).any():
+            self._walk(native.measure)
+            native.settle(self.jobs)
+            unknown = self.jobs["carries"] == native.MEASURES
+            self.jobs["x2"][unknown] = self.jobs["found"][unknown]
+            for u, found, here in zip(self.updates, self.jobs["found"].tolist(), unknown.tolist(), strict=True):
+                u.steady = u.left == found if here else u.steady
         self._walk(native.energy)
         native.gather(self.jobs)
         for u, u2, x2 in zip(self.updates, self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True):
-            u.u2, u.x2 = u2, x2 if u.settings.relative else None
+            u.u2, u.x2 = u2, x2 if u.measures_x else None
 
-    def apply_(self) -> None:
-        """Third walk."""
+    def apply_(self) -> list[Update]:
+        """Third walk; returns those whose ΣX² was wrong."""
         self.jobs["scale"] = [u.scale for u in self.updates]
         self.jobs["decay"] = [u.decay for u in self.updates]
         self._walk(native.apply_)
         self._raise_versions()
+        native.settle(self.jobs)
+        wrong = []
+        for u, job in zip(self.updates, self.jobs, strict=True):
+            if job["carries"] and job["taken"]:
+                u.left, found = float(job["left"]), float(job["found"])
+                if found != u.x2 and not (math.isnan(found) and math.isnan(u.left)):
+                    u.left, u.x2, u.steady = None, found, False
+                    wrong.append(u)
+        return wrong
+
+    def correct(self, u: Update, used: Scalar) -> None:
+        """Once more through one of them, for the difference."""
+        i = self.updates.index(u)
+        carries = self.jobs["carries"].copy()
+        self.jobs["carries"] = 0
+        self.jobs["carries"][i], self.jobs["scale"][i] = native.CORRECTS, u.scale - used
+        self._walk(native.correct)
+        self.jobs["carries"] = carries
 
     def _raise_versions(self) -> None:
         """As torch's own in-place operations do, so that autograd sees what was written behind its back."""
@@ -375,10 +495,11 @@ class Table:
 
     def _sharded(self) -> Iterator[tuple[Update, dict[str, Tensor]]]:
         """The means of the sharded ones, to be completed by other ranks, in the shapes of their state."""
-        for u, path, place in zip(self.updates, self.paths, self.places, strict=True):
+        places = itertools.accumulate((path.room for path in self.paths), initial=0)
+        for u, path, place in zip(self.updates, self.paths, places, strict=False):
             if u.sharded and u.layout.estimator != "full":
                 first, second = path.axes
-                vectors = (place, second), (place + path.room[0], first)
+                vectors = (place, second), (place + path.rows_in_all, first)
                 yield (
                     u,
                     {

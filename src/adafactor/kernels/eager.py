@@ -37,9 +37,9 @@ def obstacle(u: Update) -> str | None:
     return None
 
 
-def whole(bucket: list[Update]) -> bool:
-    """False: `step` leads from walk to walk."""
-    return False
+def whole(bucket: list[Update]) -> list[Update] | None:
+    """None: `step` leads from walk to walk."""
+    return None
 
 
 def moments(bucket: list[Update]) -> None:
@@ -61,14 +61,14 @@ def energy(bucket: list[Update]) -> None:
         for block in blocks(u.g):
             direction = _direction(u, block, u.scales, scratch, first=True)
             u.u2 = u.u2 + scratch.total(direction.square_())
-        if u.settings.relative:
+        if u.measures_x:
             u.x2 = 0.0
             for block in blocks(u.x):
                 x = scratch.load(_part(u.x, block))
                 u.x2 = u.x2 + scratch.total(torch.mul(x, x, out=scratch.like(x)))
 
 
-def apply_(bucket: list[Update]) -> None:
+def apply_(bucket: list[Update]) -> list[Update]:
     """Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ, or minus the average of the αₜ·Ûₜ."""
     for u in bucket:
         scratch = Scratch(u)
@@ -76,6 +76,11 @@ def apply_(bucket: list[Update]) -> None:
         for block in blocks(u.x):
             change = _direction(u, block, scales, scratch, first=False)
             _subtract(u, block, change, scratch)
+    return []
+
+
+def correct(u: Update, used: Scalar) -> None:
+    """Never called: ΣX² is always that of X."""
 
 
 def _moments(u: Update) -> None:

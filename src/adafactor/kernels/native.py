@@ -26,17 +26,19 @@ NEAREST, STOCHASTIC, KAHAN = range(3)
 JOB = np.dtype(
     [(name, np.int64) for name in "B P S Q K xb xp xs gb gp gs".split()]  # sizes; strides of X and G along B, P, S
     + [(name, np.int64) for name in "rows cuts start".split()]  # P's per unit, units per B, first element in the bucket
-    + [(name, np.int64) for name in "estimator swapped momentum relative ignore taken".split()]
-    + [(name, np.int64) for name in "x g v m c".split()]  # addresses of X, G, and of V̂, momentum, compensation
+    + [(name, np.int64) for name in "estimator swapped momentum relative measures ignore".split()]
+    + [(name, np.int64) for name in "x g v m c t".split()]  # addresses of X, G, V̂, momentum, compensation, step count
+    + [(name, np.int64) for name in "row_state col_state mean".split()]  # addresses of R, C and the known mean of R
     # the keys of the random numbers; the number of X's first element, and what is added to it along B, P, S, Q·K
     + [(name, np.int64) for name in "rounding key1 key2 origin nb np ns nq".split()]
     + [(name, np.int64) for name in "row col row_scale col_scale partial units".split()]  # addresses of scratch
-    + [(name, np.int64) for name in "row_state col_state mean".split()]  # addresses of R, C and the known mean of R
-    + [
-        (name, np.float64)
-        for name in "n_rows n_cols eps w1 w2 scale decay u2 x2 finite rho eps2 clip count sign".split()
-    ]
+    + [(name, np.int64) for name in "taken carries steps clipped skipped".split()]  # is, does; how often it was
+    + [(name, np.float64) for name in "n_rows n_cols eps eps2 clip count sign".split()]
+    + [(name, np.float64) for name in "beta2 w1 w2 rho scale decay".split()]
+    + [(name, np.float64) for name in "u2 x2 finite found left".split()]
+    + [(name, np.float64) for name in "noted_beta2 rms_x alpha rms_u".split()]  # of the last step that was taken
 )
+CARRIES, MEASURES, CORRECTS = 1, 2, 3  # ΣX² is known from the last step; is not; was wrong
 
 # Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
 # NaN, infinities and denormals keep their meaning.
@@ -44,7 +46,7 @@ _exactly = njit(nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
 _summing = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 # What Python calls is kept on disk, with all that it calls itself.
 _entry = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-_as_written = njit(nogil=True, cache=True, error_model="numpy")  # each operation rounded on its own, as `eager` does
+_as_written = njit(nogil=True, error_model="numpy")  # each operation rounded on its own
 
 
 @intrinsic
@@ -241,6 +243,17 @@ def energy_of(g: Any, row: Any, col: Any) -> Any:
 
 
 @_summing
+def energy_of_four(g0: Any, g1: Any, g2: Any, g3: Any, r0: Any, r1: Any, r2: Any, r3: Any, col: Any) -> Any:
+    """The same for four lines that lie apart."""
+    total = narrow(0.0, r0)
+    for j in range(len(col)):
+        c = col[j]
+        u0, u1, u2, u3 = scaled(g0[j], r0, c), scaled(g1[j], r1, c), scaled(g2[j], r2, c), scaled(g3[j], r3, c)
+        total += (u0 * u0 + u1 * u1) + (u2 * u2 + u3 * u3)
+    return total
+
+
+@_summing
 def energies_of_two(g0: Any, g1: Any, r0: Any, r1: Any, col: Any, x0: Any, x1: Any) -> Any:
     """ΣU² and ΣX² of two lines that lie apart."""
     u2, x2 = narrow(0.0, r0), narrow(0.0, r0)
@@ -300,6 +313,56 @@ def descend_averaged_tile(x: Any, m: Any, g: Any, row: Any, col: Any, weight: An
         a = m[j] + weight * (scaled(g[j], row[j], col[j]) - m[j])
         m[j] = a
         x[j] = narrow(widen(x[j], decay) * decay - a, x[j])
+
+
+@_as_written
+def plus_squares(total: Any, a: Any, b: Any) -> Any:
+    """The same bits wherever it is inlined."""
+    return total + (a * a + b * b)
+
+
+@_as_written
+def add_squares(total: Any, x: Any) -> None:
+    """Add X² of one line to the totals of its columns."""
+    for j in range(len(x)):
+        a = widen(x[j], total[j])
+        total[j] += a * a
+
+
+@_as_written
+def add_squares_of_two(total: Any, x0: Any, x1: Any) -> None:
+    """The same for two lines, to the bits of what `descend_two` finds."""
+    for j in range(len(x0)):
+        total[j] = plus_squares(total[j], widen(x0[j], total[j]), widen(x1[j], total[j]))
+
+
+@_as_written
+def in_order(values: Any) -> Any:
+    """Their sum."""
+    total = 0.0
+    for j in range(len(values)):
+        total += values[j]
+    return total
+
+
+@_exactly
+def descend_two(
+    x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, r0: Any, r1: Any, col: Any,
+    averaged: bool, w1: Any, decay: Any, sums: bool, found: Any, left: Any,
+) -> None:  # fmt: skip
+    """X·decay − U or M of two lines that lie apart; if asked, X² as found and as left, added up by columns."""
+    for j in range(len(col)):
+        u0, u1 = scaled(g0[j], r0, col[j]), scaled(g1[j], r1, col[j])
+        if averaged:
+            u0, u1 = m0[j] + w1 * (u0 - m0[j]), m1[j] + w1 * (u1 - m1[j])
+            m0[j], m1[j] = u0, u1
+        a, b = widen(x0[j], decay), widen(x1[j], decay)
+        if sums:
+            found[j] = plus_squares(found[j], a, b)
+        a, b = a * decay - u0, b * decay - u1
+        x0[j], x1[j] = narrow(a, x0[j]), narrow(b, x1[j])
+        if sums:
+            left[j] = plus_squares(left[j], a, b)
 
 
 @_exactly
@@ -516,7 +579,7 @@ def _measure_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
         energy, total = energy_of_whole(g, v, m, averaged, w1, w2, eps)
         u2 += energy
         seen += total
-        if job.relative:
+        if job.measures:
             x2 += sum_of_squares(at(job.x + xs.itemsize * p, width, xs), ss)
     result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
     result[0], result[1], result[2] = u2, x2, seen
@@ -687,8 +750,19 @@ def _energy_of_lines(
     """ΣU² of G, or of the momentum in its place, that begins at `base` and has these strides; and ΣX²."""
     b, start, stop = _span(job, unit)
     line, u2, x2, tile = job.Q * job.K, 0.0, 0.0, _tile(job, tile)
-    row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
-    half = (stop - start) // 2 if job.K == 1 and job.relative else 0
+    row, measures = at(job.row_scale, job.B * job.P * job.S * job.K, ss), job.measures and not job.carries
+    half = (stop - start) // 2 if job.K == 1 and measures else 0
+    quarter = (stop - start) // 4 if job.K == 1 and not measures else 0
+    for p in range(start, start + quarter):
+        for s in range(job.S):
+            r, down = (b * job.P + p) * job.S + s, quarter * job.S
+            g, step = base + gs.itemsize * (b * gb + p * gp + s * gt), gs.itemsize * quarter * gp
+            for q in range(0, line, WIDTH):
+                width, at_q = min(WIDTH, line - q), g + gs.itemsize * q
+                g0, g1 = at(at_q, width, gs), at(at_q + step, width, gs)
+                g2, g3 = at(at_q + 2 * step, width, gs), at(at_q + 3 * step, width, gs)
+                col = at(job.col_scale + ss.itemsize * ((b * job.S + s) * line + q), width, ss)
+                u2 += energy_of_four(g0, g1, g2, g3, row[r], row[r + down], row[r + 2 * down], row[r + 3 * down], col)
     for p in range(start, start + half):
         for s in range(job.S):
             r = (b * job.P + p) * job.S + s
@@ -702,7 +776,7 @@ def _energy_of_lines(
                 u, y = energies_of_two(g0, g1, row[r], row[r + half * job.S], col, x0, x1)
                 u2 += u
                 x2 += y
-    for p in range(start + 2 * half, stop):
+    for p in range(start + 2 * half + 4 * quarter, stop):
         for s in range(job.S):
             r = ((b * job.P + p) * job.S + s) * job.K
             g = at(base + gs.itemsize * (b * gb + p * gp + s * gt), line, gs)
@@ -718,7 +792,7 @@ def _energy_of_lines(
                     u, y = energies_of_tile(g[q:e], tile, col[q:e], x[q:e])
                     u2 += u
                     x2 += y
-            if job.relative and job.K == 1:
+            if measures and job.K == 1:
                 for q in range(0, line, WIDTH):
                     x2 += sum_of_squares(x[q : q + WIDTH], ss)
     result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
@@ -729,8 +803,55 @@ def _energy_of_lines(
 def gather(jobs: Any) -> None:
     """Add up ΣU² and ΣX² of the units of the second walk."""
     for i in range(len(jobs)):
-        if jobs[i].estimator != FULL and jobs[i].taken:
-            _fold_units(jobs[i])
+        job = jobs[i]
+        if job.estimator != FULL and job.taken:
+            known = job.x2
+            _fold_units(job)
+            if job.carries:
+                job.x2 = known
+
+
+@_entry
+def measure(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
+    """ΣX² of what will carry it from step to step and has nothing to carry yet."""
+    for i in range(len(jobs)):
+        job = jobs[i]
+        if job.carries == MEASURES and job.taken:
+            for unit in range(job.B * job.cuts):
+                if first <= _begin(job, unit) < last:
+                    _measure_lines(job, unit, xs, ss)
+
+
+@_summing
+def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
+    """The order of `_apply_to_lines`, so that the sum is the one that it will find."""
+    b, start, stop = _span(job, unit)
+    half, line = (stop - start) // 2, job.Q
+    found, sums = np.empty(job.S * line, ss.dtype), np.zeros(job.S * line, np.float64)
+    for top in range(0, half, TALL // 2):
+        fill(found, 0, len(found), narrow(0.0, ss[0]))
+        for p in range(start + top, start + min(half, top + TALL // 2)):
+            for s in range(job.S):
+                x = job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs)
+                x0, x1 = at(x, line, xs), at(x + xs.itemsize * half * job.xp, line, xs)
+                add_squares_of_two(found[s * line : (s + 1) * line], x0, x1)
+        add(sums, found)
+    for p in range(start + 2 * half, stop):
+        for s in range(job.S):
+            x = job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs)
+            add_squares(sums[s * line : (s + 1) * line], at(x, line, xs))
+    result = at(job.units + 24 * unit, 3, sums)
+    result[0], result[1] = in_order(sums), 0.0
+
+
+@_entry
+def settle(jobs: Any) -> None:
+    """Add up ΣX² of the units as they were found and as they were left."""
+    for i in range(len(jobs)):
+        job = jobs[i]
+        if job.carries and job.taken:
+            units = at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))
+            job.found, job.left = in_order(units[::3]), in_order(units[1::3])
 
 
 @_entry
@@ -801,9 +922,31 @@ def _apply_to_lines(
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
     w1, decay, factor = narrow(job.w1, ss[0]), narrow(job.decay, ss[0]), narrow(job.scale, ss[0])
     tile = _tile(job, tile)
+    half = (stop - start) // 2 if job.K == 1 and not rounds else 0
+    size = job.S * line if job.carries else 0
+    found, left, sums = np.empty(size, ss.dtype), np.empty(size, ss.dtype), np.zeros(2 * size, np.float64)
+    for top in range(0, half, TALL // 2):
+        fill(found, 0, size, narrow(0.0, ss[0]))
+        fill(left, 0, size, narrow(0.0, ss[0]))
+        for p in range(start + top, start + min(half, top + TALL // 2)):
+            for s in range(job.S):
+                r, x = (b * job.P + p) * job.S + s, b * job.xb + p * job.xp + s * job.xs
+                x0, m0 = at(job.x + xs.itemsize * x, line, xs), at(job.m + ss.itemsize * x, line, ss)
+                y = x + half * job.xp
+                x1, m1 = at(job.x + xs.itemsize * y, line, xs), at(job.m + ss.itemsize * y, line, ss)
+                g = base + gs.itemsize * (b * gb + p * gp + s * gt)
+                g0, g1 = at(g, line, gs), at(g + gs.itemsize * half * gp, line, gs)
+                col = at(job.col_scale + ss.itemsize * (b * job.S + s) * line, line, ss)
+                r0, r1, here = row[r] * factor, row[r + half * job.S] * factor, s * line if size else 0
+                descend_two(
+                    x0, x1, m0, m1, g0, g1, r0, r1, col, job.momentum == OF_UPDATE, w1, decay,
+                    size > 0, found[here:], left[here:],
+                )  # fmt: skip
+        add(sums[:size], found)
+        add(sums[size:], left)
     most = len(tile) if job.K > 1 else WIDTH if rounds else line
     room = np.empty(most if rounds else 0, ss.dtype)
-    for p in range(start, stop):
+    for p in range(start + 2 * half, stop):
         for s in range(job.S):
             r = ((b * job.P + p) * job.S + s) * job.K
             x = b * job.xb + p * job.xp + s * job.xs
@@ -822,7 +965,14 @@ def _apply_to_lines(
                     _descend(job, values, m, by, row[r] * factor, tile, scale, w1, decay)
                     _put(job, to, c, values, number, job.nq)
                 else:
+                    if size:
+                        add_squares(sums[s * line : (s + 1) * line], to)
                     _descend(job, to, m, by, row[r] * factor, tile, scale, w1, decay)
+                    if size:
+                        add_squares(sums[size + s * line : size + (s + 1) * line], to)
+    if size:
+        result = at(job.units + 24 * unit, 3, sums)
+        result[0], result[1] = in_order(sums[:size]), in_order(sums[size:])
 
 
 @_exactly
@@ -840,18 +990,73 @@ def _descend(job: Any, x: Any, m: Any, g: Any, row: Any, tile: Any, col: Any, w1
 
 
 @_entry
+def correct(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
+    """X once more where it was not what ΣX² said: `scale` is what was missing."""
+    for i in range(len(jobs)):
+        job = jobs[i]
+        if job.carries == CORRECTS:
+            for unit in range(job.B * job.cuts):
+                if first <= _begin(job, unit) < last:
+                    if job.momentum == OF_GRADIENT:
+                        _correct_lines(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss)
+                    else:
+                        _correct_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss)
+
+
+@_summing
+def _correct_lines(job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any) -> None:
+    b, start, stop = _span(job, unit)
+    line, one, row = job.Q, narrow(1.0, ss[0]), at(job.row_scale, job.B * job.P * job.S, ss)
+    factor = narrow(job.w1 * job.scale if job.momentum == OF_UPDATE else job.scale, ss[0])
+    for p in range(start, stop):
+        for s in range(job.S):
+            x, by = b * job.xb + p * job.xp + s * job.xs, row[(b * job.P + p) * job.S + s] * factor
+            g = at(base + gs.itemsize * (b * gb + p * gp + s * gt), line, gs)
+            col = at(job.col_scale + ss.itemsize * (b * job.S + s) * line, line, ss)
+            descend(at(job.x + xs.itemsize * x, line, xs), g, by, col, one)
+            if job.momentum == OF_UPDATE:
+                descend(at(job.m + ss.itemsize * x, line, ss), g, -by, col, one)
+
+
+@_entry
+def furnish(jobs: Any, room: Any) -> None:
+    """Give every job its part of the room, or without any room count how many doubles they need, one by one."""
+    base = room.ctypes.data
+    for i in range(len(jobs)):
+        base += 8 * _furnish(jobs[i], base)
+
+
+@_summing
+def _furnish(job: Any, base: int) -> Any:
+    """The addresses of vectors for R along P and C along Q, their scales, and of the units' sums; how much it is."""
+    units, batch = job.B * job.cuts, job.B * job.S * job.K
+    row, col = (0, 0) if job.estimator == FULL else (job.P * batch, job.Q * batch)
+    job.row, job.col = base, base + 8 * row
+    job.row_scale, job.col_scale = job.col + 8 * col, job.col + 8 * (col + row)
+    job.partial = job.col_scale + 8 * col
+    job.units = job.partial + 8 * col * job.cuts
+    return 2 * (row + col) + col * job.cuts + 3 * units
+
+
+@_entry
 def all_walks(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
     """All of a step for the tensors that start in [first, last), one after the other while each is in the cache."""
-    tile = np.empty(WIDTH, ss.dtype)
+    tile, most = np.empty(WIDTH, ss.dtype), 0
+    for i in range(len(jobs)):
+        if first <= jobs[i].start < last:
+            most = max(most, _furnish(jobs[i], 0))
+    room = np.empty(most, np.float64)
     for i in range(len(jobs)):
         job = jobs[i]
         if first <= job.start < last:
             units = job.B * job.cuts
+            _furnish(job, room.ctypes.data)
             for unit in range(units):
                 _moments_of_unit(job, unit, xs, gs, ss, tile)
             _fold_job(job, gs, ss)
-            if not job.ignore and not np.isfinite(job.finite):
-                job.taken = 0
+            job.taken = job.ignore or np.isfinite(job.finite)
+            if not job.taken:
+                job.skipped += 1
                 continue
             _factor_job(job, ss)
             if job.estimator != FULL:
@@ -863,16 +1068,27 @@ def all_walks(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> No
             _conclude(job)
             for unit in range(units):
                 _apply_to_unit(job, unit, xs, gs, ss, tile)
+            at(job.t, 1, np.empty(0, np.float32))[0] += 1
 
 
 @_as_written
 def _conclude(job: Any) -> None:
     """`step.conclude`, to the bit: Algorithm 4, lines 3 and 9."""
-    alpha, rms_x = job.rho, np.sqrt(job.x2 / job.count)
+    job.rms_x, job.rms_u, job.alpha = np.sqrt(job.x2 / job.count), np.sqrt(job.u2 / job.count), job.rho
     if job.relative:
-        alpha = (job.eps2 if rms_x < job.eps2 else rms_x) * job.rho
+        job.alpha = (job.eps2 if job.rms_x < job.eps2 else job.rms_x) * job.rho
     divisor = 1.0
     if job.clip > 0:
-        ratio = np.sqrt(job.u2 / job.count) / job.clip
+        ratio = job.rms_u / job.clip
         divisor = 1.0 if ratio < 1.0 else ratio  # a NaN stays one
-    job.scale = job.sign * alpha / divisor
+    job.scale = job.sign * job.alpha / divisor
+    job.steps += 1
+    job.clipped += divisor > 1
+    job.noted_beta2 = job.beta2
+
+
+@_entry
+def counts(jobs: Any, out: Any) -> None:
+    """The step counts of all jobs."""
+    for i in range(len(jobs)):
+        out[i] = at(jobs[i].t, 1, np.empty(0, np.float32))[0]
