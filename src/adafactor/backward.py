@@ -45,7 +45,7 @@ def step_in_backward(
     Returns:
         A handle to undo it with: `handle.remove()`, or `with step_in_backward(…):`.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = Adafactor(model.parameters())
         >>> handle = step_in_backward(model, optimizer)

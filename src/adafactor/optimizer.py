@@ -67,7 +67,7 @@ class Adafactor(Optimizer):
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
             for tensors on a CPU; `"auto"` takes `"cpu"` where it can, else `"eager"`.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = Adafactor(model.named_parameters())
         >>> model(torch.ones(4)).sum().backward()
