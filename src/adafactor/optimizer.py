@@ -19,7 +19,7 @@ from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
 from adafactor.rounding import SHORT
 from adafactor.settings import Settings
 from adafactor.sharding import Member, Ranks, Shard
-from adafactor.step import Update, step
+from adafactor.step import Update, release, step
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -195,9 +195,11 @@ class Adafactor(Optimizer):
         # sums then travel together
         first = [u for u in updates if u.sharded or u.settings.on_nonfinite == "raise"]
         skipped = step(first, kernel, ranks)
+        release(first)
         rest = [u for u in updates if not u.sharded and u.settings.on_nonfinite != "raise"]
         for bucket in buckets(rest, kernel):
             skipped += step(bucket, kernel)
+            release(bucket)
         if skipped:
             self._warn_once(skipped[0], stacklevel=8)
         if not self._fell_back:

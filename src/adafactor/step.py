@@ -26,6 +26,8 @@ from adafactor.settings import Settings
 if TYPE_CHECKING:
     from adafactor.sharding import Ranks
 
+WALKED = "walked"  # in place of a kernel's work when the step is taken
+
 
 @dataclass(eq=False)
 class Update:
@@ -99,6 +101,12 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
     kernel.apply_(_walkable(taken))  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
     stepped = set(taken)
     return [u for u in bucket if u not in stepped]
+
+
+def release(bucket: list[Update]) -> None:
+    """Let go of what a kernel kept: it refers to the updates, and that circle would hold gradients after the step."""
+    for u in bucket:
+        u.work = None if u.work is None else WALKED
 
 
 def record(bucket: list[Update]) -> list[Update]:
