@@ -215,6 +215,7 @@ class Spent(Tensor):
     """
 
     of: str
+    nbytes = 0
 
     @staticmethod
     def __new__(cls, p: Tensor, name: str) -> Spent:
