@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -137,8 +138,8 @@ class Adafactor(Optimizer):
         """From pickle, deepcopy and `load_state_dict`."""
         super().__setstate__(state)
         for group in self.param_groups:  # from a version that had fewer keywords
-            for keyword, default in self.defaults.items():
-                group.setdefault(keyword, default)
+            for field in fields(Settings):  # and not all of `defaults`, to which torch has added one of its own by now
+                group.setdefault(field.name, self.defaults.get(field.name, field.default))
         self._start(self.backend)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
