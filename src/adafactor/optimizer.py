@@ -263,7 +263,7 @@ class Adafactor(Optimizer):
                 found = Update(p, g, state, settings, shapes, self._trace(p), name, i)
             if shapes.count and found is not None:
                 updates.append(found)
-            if shapes.count and sharded:  # without a gradient here, other ranks may still have one
+            if shapes.count and dtensor.is_sharded(p):  # without a gradient here, other ranks may still have one
                 members.append((self._shard(p, name, shapes), found))
         return updates, Ranks(members) if members else None
 
