@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo reproduce test test-all lint bench clean
+.PHONY: demo reproduce test test-all lint docs bench clean
 
 demo: .venv/ready
 	$(BIN)/python -m lab demo
@@ -22,6 +22,10 @@ lint: .venv/ready .venv/integrations
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Into site/, warnings as errors, nothing fetched. To read it with its search: python -m http.server -d site
+docs: .venv/ready
+	$(BIN)/python -m zensical build --strict --clean
 
 # Long, and it wants an otherwise idle machine. `adafactor bench --help` for parts of it.
 bench: .venv/bench
@@ -45,4 +49,4 @@ bench: .venv/bench
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache site

@@ -61,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     sweep = _command(add("sweep", help="stability: final loss over the step size"), commands.run_sweep)
     sweep.add_argument("--scale", choices=list(SCALES), default="hard")
     sweep.add_argument("--seed", type=int, default=0)
+    short = _command(add("precision", help="bfloat16 weights with each way of rounding"), commands.precision_runs)
+    short.add_argument("--render", action="store_true", help="write docs/precision.md's tables and figure, run nothing")
     _command(add("reproduce", help="everything that is missing, two processes at a time"), commands.reproduce)
 
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)

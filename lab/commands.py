@@ -26,7 +26,7 @@ from .pool import RECORDS, find_record, record_path, run_missing, summary
 from .presets import SCALES, Job, untied
 from .report import render
 from .sharded import Ranks
-from .train import Options, Progress, run, run_folder
+from .train import Options, Progress, read_record, run, run_folder
 
 DEMO_SENTENCES = (
     "This package contains the documentation.",
@@ -145,6 +145,31 @@ def reproduce(arguments: argparse.Namespace) -> int:
     return write_report(arguments) or status
 
 
+def precision_runs(arguments: argparse.Namespace) -> int:
+    """Run what is missing of the experiment on bfloat16 weights in this one process, or show what is there."""
+    from . import precision
+
+    records = arguments.records or RECORDS
+    if arguments.render:
+        docs = Path(__file__).parents[1] / "docs"
+        precision.render(_read_all(records / precision.SCALE.name), docs / "precision.md", docs / "precision.png")
+        return 0
+    torch.set_num_threads(1)
+    corpus, cache = _corpus(arguments), _cache(arguments)
+    if corpus.name != "debian":
+        print("Without the corpus there is nothing to run.")
+        return 2
+    missing = [job for job in precision.jobs() if read_record(record_path(job, records), job) is None]
+    print(f"{len(precision.jobs())} runs, {len(missing)} of them to be done.", flush=True)
+    for job in missing:
+        show = _Shown(job, cache, bar=True, tensorboard=False)
+        with show:
+            record = precision.run(job, corpus, Options(cache, on_progress=show))
+        write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
+        print(summary(record), flush=True)
+    return 0
+
+
 def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
     if arguments.corpus == "own":
         print("A corpus of your own goes with `run ROW`, one row at a time.")
@@ -160,7 +185,8 @@ def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
 def write_report(arguments: argparse.Namespace) -> int:
     """Write the page of all records."""
     records = arguments.records or RECORDS
-    write_text(arguments.output, render(_read_all(records)))
+    found = [record for record in _read_all(records) if "rounding" not in record["config"]]  # those have their own page
+    write_text(arguments.output, render(found))
     print(f"The report is in {arguments.output}")
     return 0
 

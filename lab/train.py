@@ -61,7 +61,7 @@ class Options:
     ranks: Ranks = field(default_factory=Ranks)
 
 
-def run(job: Job, corpus: Corpus, options: Options) -> dict[str, Any]:
+def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Trainer] | None = None) -> dict[str, Any]:
     """Train, evaluate and record a job; a finished one is only read back.
 
     Of several processes the first one evaluates; the others return an empty record.
@@ -78,7 +78,7 @@ def run(job: Job, corpus: Corpus, options: Options) -> dict[str, Any]:
         if ranks.leader:
             write_text(folder / "config.json", json.dumps(job.config(), indent=1))
         keep_freed_memory()
-        trainer = Trainer(job, corpus, options)
+        trainer = (trainer_of or Trainer)(job, corpus, options)
         trainer.resume()
         trainer.train()
         trainer.gather()
@@ -157,12 +157,10 @@ class Trainer:
         self.checkpoint()
 
     def _step(self, batch: Batch) -> None:
-        progress, row = self.progress, self.job.settings
+        progress = self.progress
         progress.step += 1
-        rate = self.job.effective_multiplier * row.scale
-        rate *= schedule(progress.step, self.job.scale.steps, self.job.warmup)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._rate()
         self.optimizer.zero_grad()
         mine, weight = self.ranks.share(batch)
         loss = self.model.loss(mine.source, mine.target_in, mine.target_out, self.job.scale.smoothing) * weight
@@ -173,6 +171,12 @@ class Trainer:
             torch.autograd.backward(loss)
             self.optimizer.step()
             progress.rms_updates.append(self._rms_update())
+
+    def _rate(self) -> float:
+        """The step size of the step that is counted already."""
+        job = self.job
+        rate = job.effective_multiplier * job.settings.scale
+        return rate * schedule(self.progress.step, job.scale.steps, job.warmup)
 
     def _rms_update(self) -> float:
         if not hasattr(self.optimizer, "report"):

@@ -76,6 +76,23 @@ def test_one_call_for_many_tensors_takes_the_steps_of_walk_after_walk(
     assert at_once.report() == in_turn.report()
 
 
+def test_tensors_that_step_together_may_have_taken_different_numbers_of_steps() -> None:
+    ends = []
+    for backend in ("cpu", "eager"):
+        params = parameters()
+        optimizer = Adafactor(params, backend=backend)
+        random = torch.Generator().manual_seed(1)
+        for i in range(5):
+            for j, p in enumerate(params):
+                g = torch.randn(p.shape, generator=random)
+                p.grad = None if i < 2 and j % 3 == 0 else g
+            optimizer.step()
+        ends.append([p.detach() for p in params])
+        assert {record.steps for record in optimizer.report()} == {3, 5}
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
 CARRIED = [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum": "gradient"}, {"factored": "row", "weight_decay": 0.1}]
 
 

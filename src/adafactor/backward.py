@@ -19,7 +19,7 @@ from adafactor import dtensor
 from adafactor.optimizer import Adafactor
 
 NORM = "grad_norm"  # in the optimizer's first group, so that checkpoints have it
-CHUNK = 1 << 20  # elements that are widened at a time for the norm of a 16-bit gradient
+CHUNK = 1 << 20  # elements whose norm is taken at a time
 
 
 def step_in_backward(
@@ -45,7 +45,7 @@ def step_in_backward(
     Returns:
         A handle to undo it with: `handle.remove()`, or `with step_in_backward(…):`.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = Adafactor(model.parameters())
         >>> handle = step_in_backward(model, optimizer)
@@ -215,6 +215,7 @@ class Spent(Tensor):
     """
 
     of: str
+    nbytes = 0
 
     @staticmethod
     def __new__(cls, p: Tensor, name: str) -> Spent:
@@ -262,9 +263,9 @@ def _forget(p: Tensor) -> None:
 
 
 def _norm(g: Tensor) -> Tensor:
-    """The norm in at least float32; torch would widen a 16-bit tensor as a whole for it."""
+    """The norm in at least float32, in parts: torch widens 16-bit tensors as a whole, and loses digits on long sums."""
     dtype = torch.promote_types(g.dtype, torch.float32)
-    if g.dtype == dtype or g.numel() <= CHUNK:
+    if g.numel() <= CHUNK:
         return cast(Tensor, vector_norm(g, dtype=dtype))
     parts = g.split(max(1, CHUNK * len(g) // g.numel()))
     return cast(Tensor, vector_norm(torch.stack([vector_norm(part, dtype=dtype) for part in parts])))

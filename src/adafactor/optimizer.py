@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -20,7 +21,7 @@ from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
 from adafactor.rounding import SHORT
 from adafactor.settings import Settings, SettingsOf
 from adafactor.sharding import Member, Ranks, Shard
-from adafactor.step import NOTHING, Update, step
+from adafactor.step import Update, release, step
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -68,7 +69,7 @@ class Adafactor(Optimizer):
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
             for tensors on a CPU; `"auto"` takes `"cpu"` where it can, else `"eager"`.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = Adafactor(model.named_parameters())
         >>> model(torch.ones(4)).sum().backward()
@@ -140,8 +141,8 @@ class Adafactor(Optimizer):
         """From pickle, deepcopy and `load_state_dict`."""
         super().__setstate__(state)
         for group in self.param_groups:  # from a version that had fewer keywords
-            for keyword, default in self.defaults.items():
-                group.setdefault(keyword, default)
+            for field in fields(Settings):  # and not all of `defaults`, to which torch has added one of its own by now
+                group.setdefault(field.name, self.defaults.get(field.name, field.default))
         self._start(self.backend)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -192,8 +193,7 @@ class Adafactor(Optimizer):
         try:
             self._step_with(updates, ranks)
         finally:
-            for u in updates:
-                u.g = NOTHING  # whoever else holds the gradient decides how long it lives
+            release(updates)
 
     def _step_with(self, updates: list[Update], ranks: Ranks | None) -> None:
         kernel = choose(self.backend, any(u.x.is_cpu for u in updates))
@@ -201,21 +201,23 @@ class Adafactor(Optimizer):
             for u in updates:
                 if u.fleet is None and (reason := kernel.obstacle(u)):
                     raise ValueError(f'backend="cpu" cannot step {u.name} (shape {u.shape}): {reason}; "auto" can')
+        if not self._fell_back:
+            self._tell_fallback(kernel, updates)
         # those that may raise go first and together, so that nothing has changed when they do; so do shards, whose
         # sums then travel together
         first = [u for u in updates if u.sharded or u.settings.on_nonfinite == "raise"]
         skipped = step(first, kernel, ranks)
+        release(first)
         rest = [u for u in updates if not u.sharded and u.settings.on_nonfinite != "raise"]
         for bucket in buckets(rest, kernel):
             skipped += step(bucket, kernel)
+            release(bucket)
         if skipped:
             self._warn_once(skipped[0], stacklevel=9)
-        if not self._fell_back:
-            self._tell_fallback(kernel, updates)
 
     def _tell_fallback(self, kernel: Kernel, updates: list[Update]) -> None:
         for u in updates:
-            if u.fleet is None and u.work is None and u.x.is_cpu and (reason := kernel.obstacle(u)):
+            if u.fleet is None and u.x.is_cpu and (reason := kernel.obstacle(u)):
                 self._fell_back = True
                 warnings.warn(
                     f"{u.name} (shape {u.shape}) is stepped by plain torch, more slowly: {reason}. Said once.",

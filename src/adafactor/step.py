@@ -27,8 +27,7 @@ from adafactor.settings import Settings
 if TYPE_CHECKING:
     from adafactor.sharding import Ranks
 
-
-NOTHING = torch.empty(0)
+NOTHING = torch.empty(0)  # in place of a gradient
 
 
 @dataclass(eq=False)
@@ -124,6 +123,12 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
             u.trace.note(*u.figures)
     stepped = set(taken)
     return [u for u in bucket if u not in stepped]
+
+
+def release(bucket: list[Update]) -> None:
+    """Let go of gradients, which others may want to free, and of what a kernel kept besides."""
+    for u in bucket:
+        u.g, u.rows, u.cols, u.mean_row, u.scales, u.work = NOTHING, None, None, None, [], None
 
 
 def _walkable(bucket: list[Update]) -> list[Update]:

@@ -17,18 +17,32 @@ from adafactor.layout import wide
 
 @dataclass(frozen=True)
 class Record:
-    """One parameter's figures, all of the last step unless said otherwise; NaN where there was none yet."""
+    """One parameter's figures, all of the last step unless said otherwise; NaN where there was none yet.
+
+    Attributes:
+        name: as given to the optimizer; without names, the parameter's number.
+        shape: of the parameter, whole also where it is sharded.
+        rms_update: RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment.
+        clip_rate: the share of steps since the last report in which the update was clipped (§6).
+        step_size: αₜ.
+        rms_parameter: RMS(Xₜ₋₁); of Xₜ for absolute steps, which do not need it and so leave it to the report.
+        relative_change: αₜ·RMS(Ûₜ)/RMS(X): by how much of itself the step changes the parameter.
+        beta2: β̂₂ₜ.
+        steps: steps taken since the last report.
+        skipped: steps not taken because of a NaN or infinite gradient, since the optimizer was made or loaded.
+        state_bytes: what the optimizer keeps of the parameter; of a sharded one, all shards together.
+    """
 
     name: str
     shape: tuple[int, ...]
-    rms_update: float  # RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment
-    clip_rate: float  # the share of steps since the last report in which the update was clipped (§6)
-    step_size: float  # αₜ
-    rms_parameter: float  # RMS(Xₜ₋₁); of Xₜ for absolute steps, which do not need it and so leave it to the report
-    relative_change: float  # αₜ·RMS(Ûₜ)/RMS(X): by how much of itself the step changes the parameter
-    beta2: float  # β̂₂ₜ
-    steps: int  # steps taken since the last report
-    skipped: int  # steps not taken because of a NaN or infinite gradient, since the optimizer was made or loaded
+    rms_update: float
+    clip_rate: float
+    step_size: float
+    rms_parameter: float
+    relative_change: float
+    beta2: float
+    steps: int
+    skipped: int
     state_bytes: int
 
 

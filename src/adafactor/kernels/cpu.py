@@ -361,9 +361,8 @@ class Table:
         native.counts(jobs, self.counts)
         for settings, members in self.alike:
             counts = self.counts[members]
-            for t in (counts[:1] if (counts == counts[0]).all() else np.unique(counts)).tolist():
-                rates = settings.rates(t + 1)
-                at = members if len(members) == len(jobs) else members[counts == t]
+            for t in np.unique(counts).tolist():  # they differ where gradients were missing or not finite
+                rates, at = settings.rates(t + 1), members[counts == t]
                 jobs["beta2"][at], jobs["w1"][at], jobs["w2"][at], jobs["rho"][at] = rates
                 jobs["decay"][at] = 1 - rates.rho * settings.weight_decay
         for i, seed in zip(self.sown, self.seeds, strict=True):

@@ -55,7 +55,7 @@ def migrate(
         paths: for optax and T5X, from our names to the paths in their trees where they are not the same, or to pairs
             of a path and the order of axes: `{"weight": ("dense/kernel", (1, 0))}` for a transposed matrix.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.ones(4, 2))
         >>> theirs = torch.optim.Adafactor([weight])
         >>> weight.grad = torch.ones(4, 2)
@@ -95,7 +95,7 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
         params: as for the other optimizer: parameters, named parameters, or groups with arguments of their own.
         arguments: the other optimizer's keyword arguments.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = like("transformers", model.parameters(), lr=1e-3, relative_step=False, scale_parameter=False)
         >>> optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["relative"]

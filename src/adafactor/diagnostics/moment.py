@@ -1,0 +1,190 @@
+"""How well the factors fit: beside the optimizer, the whole second moment of chosen parameters, for some steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from adafactor import equations as eq
+from adafactor.diagnostics.naming import select
+from adafactor.diagnostics.watch import unwrap
+from adafactor.dtensor import is_sharded
+from adafactor.layout import Layout, layout, wide
+from adafactor.settings import Settings
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One parameter's second moment over the observed steps: V whole, and V̂ from V's row and column means.
+
+    Both are of the same gradients with the same weights, so that what they differ by is the factoring and nothing else.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    estimator: str  # "outer", "row", "column", or "full", which fits by definition
+    steps: int  # observed
+    coverage: float  # the share of the optimizer's own average that falls on the observed steps; 1 from the first on
+    divergence: (
+        float  # Σd(V, V̂)/ΣV, in nats: 0 for a V of rank 1. For "outer", what rows and columns tell of each other
+    )
+    noise: float  # the divergence that independent normal gradients with a V of rank 1 would show over as many steps
+    largest_ratio: float  # max V/V̂: there the update is too large by its root
+    smallest_ratio: float  # min V/V̂: there it is too small
+    within_two: float  # the share of elements whose update is right within a factor of two: ¼ ≤ V/V̂ ≤ 4
+    cosine: float  # between the last G/√V̂ and G/√V
+    difference: float  # ‖G/√V̂ − G/√V‖/‖G/√V‖, of the same
+    rms_factored: float  # RMS(G/√V̂)
+    rms_full: float  # RMS(G/√V)
+
+    def __str__(self) -> str:
+        """To be read; `docs/diagnostics.md` says what is much."""
+        return (
+            f"{self.name} {self.shape}, {self.estimator}: divergence {self.divergence:.3f} nats over {self.steps} "
+            f"steps ({self.noise:.3f} would be noise; coverage {self.coverage:.0%})\n"
+            f"  V/V̂ from {self.smallest_ratio:.2g} to {self.largest_ratio:.2g}, {self.within_two:.0%} of the updates "
+            f"right within a factor of two\n"
+            f"  last update against the unfactored one: cosine {self.cosine:.3f}, difference {self.difference:.0%}, "
+            f"RMS(U) {self.rms_factored:.2f} against {self.rms_full:.2f}"
+        )
+
+
+class FullMoment:
+    r"""Keeps the whole second moment of chosen parameters while the optimizer goes on with its factors.
+
+    It costs eight bytes an element of these parameters and a walk over them a step (and, where they are sharded, a
+    gathered gradient on every rank): for a look of some steps, not for good. It changes nothing in the optimizer. The
+    more steps, the less is noise.
+
+    Args:
+        optimizer: an `Adafactor`, also as Accelerate or Lightning wrap it.
+        names: the parameters, by name or by patterns with stars: `"h.*.attn.c_attn.weight"`.
+
+    Examples:
+        >>> with FullMoment(optimizer, "h.0.*.weight") as moment:
+        ...     train(steps=200)
+        >>> print(*moment.compare(), sep="\n")
+    """
+
+    def __init__(self, optimizer: object, names: str | Iterable[str]) -> None:
+        """Begin with the next step."""
+        self.optimizer = unwrap(optimizer)
+        known = {
+            name: (p, group)
+            for group, names_ in zip(self.optimizer.param_groups, self.optimizer._names(), strict=True)
+            for p, name in zip(group["params"], names_, strict=True)
+        }
+        chosen = select(list(known), names)
+        self._observed = {name: _Observed(*known[name], self.optimizer.state) for name in chosen}
+        self._hook = self.optimizer.register_step_post_hook(lambda *_: self._observe())
+
+    @torch.no_grad()
+    def _observe(self) -> None:
+        # after the step: a closure makes the gradients inside of it, and a step that was skipped does not count
+        for observed in self._observed.values():
+            observed.look()
+
+    @torch.no_grad()
+    def compare(self) -> list[Fit]:
+        """The fit of every chosen parameter that has been stepped since, the worst divergence first."""
+        fits = [observed.fit(name) for name, observed in self._observed.items() if observed.steps]
+        return sorted(fits, key=lambda fit: -fit.divergence)
+
+    def close(self) -> None:
+        """Look no longer. What was seen stays for `compare`."""
+        self._hook.remove()
+
+    def __enter__(self) -> FullMoment:
+        """Look until the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Look no longer."""
+        self.close()
+
+
+class _Observed:
+    """The second moment of one parameter since it is looked at: a sum of G² + ε₁ with the optimizer's weights."""
+
+    def __init__(self, p: Tensor, group: dict[str, object], state: dict[Tensor, dict[str, Tensor]]) -> None:
+        self.p, self.group, self.state = p, group, state
+        self.step = self._step()
+        self.steps = 0
+        self.v: Tensor | None = None
+        self.g: Tensor | None = None
+        self.past = 1.0  # the weight that the optimizer's average still gives to what came before
+        self.square = 0.0  # Σ of the observed steps' squared weights
+
+    def _step(self) -> int:
+        step = self.state.get(self.p, {}).get("step")
+        return 0 if step is None else int(step)
+
+    def look(self) -> None:
+        t, g = self._step(), self.p.grad
+        if t == self.step or g is None:
+            return
+        s = Settings.of(self.group)
+        decay = float(eq.second_moment_decay(t, s.beta2, s.decay_rate))
+        self.g = _whole(g).to(wide(g.device))
+        new = self.g.square() + s.eps[0]
+        self.v = new * (1 - decay) if self.v is None else self.v.mul_(decay).add_(new, alpha=1 - decay)
+        self.past *= decay
+        self.square = self.square * decay**2 + (1 - decay) ** 2
+        self.step, self.steps = t, self.steps + 1
+
+    def fit(self, name: str) -> Fit:
+        assert self.v is not None and self.g is not None
+        s = Settings.of(self.group)
+        shapes = layout(tuple(self.p.shape), s.factored, s.axes)
+        coverage = 1 - self.past
+        v = self.v / coverage
+        estimate = factored(v, shapes)
+        ratio = v / estimate
+        mine, full = self.g * estimate.rsqrt(), self.g * v.rsqrt()
+        return Fit(
+            name=name,
+            shape=tuple(self.p.shape),
+            estimator=shapes.estimator,
+            steps=self.steps,
+            coverage=coverage,
+            divergence=float(eq.i_divergence(v, estimate) / v.sum()),
+            noise=noise(coverage**2 / self.square) if shapes.estimator != "full" else 0.0,
+            largest_ratio=float(ratio.max()),
+            smallest_ratio=float(ratio.min()),
+            within_two=float(((ratio >= 0.25) & (ratio <= 4)).double().mean()),
+            cosine=float((mine * full).sum() / (mine.norm() * full.norm())),
+            difference=float((mine - full).norm() / full.norm()),
+            rms_factored=float(mine.square().mean().sqrt()),
+            rms_full=float(full.square().mean().sqrt()),
+        )
+
+
+def factored(v: Tensor, shapes: Layout) -> Tensor:
+    """What the factors of a second moment make of it: V̂ = R·C/mean(R), or row or column means alone (§3, §3.2)."""
+    row_axis, col_axis = shapes.row_axis, shapes.col_axis
+    if row_axis is None or col_axis is None:
+        return v
+    row, col = v.mean(col_axis, keepdim=True), v.mean(row_axis, keepdim=True)
+    if shapes.estimator == "outer":
+        return (row / row.mean(row_axis, keepdim=True)) * col
+    return (row if shapes.estimator == "row" else col).expand_as(v)
+
+
+def noise(samples: float) -> float:
+    """The divergence, per element of mean V, of a mean of so many independent squares of normal numbers.
+
+    E[x·ln x] of x = χ²ₙ/n is ψ(n/2 + 1) − ln(n/2): 0.73 for one gradient, about 1/n for many.
+    """
+    half = torch.tensor(samples / 2, dtype=torch.float64)
+    return float(torch.special.digamma(half + 1) - half.log()) if samples > 0 else math.nan
+
+
+def _whole(t: Tensor) -> Tensor:
+    return t.full_tensor() if is_sharded(t) else t

@@ -1,0 +1,103 @@
+"""Names of many parameters in few words: the layers of a model that differ by their number only are one group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+Named = tuple[str, tuple[int, ...]]  # a parameter's name and shape
+
+
+def pattern(name: str) -> str:
+    """`h.3.attn.weight` → `h.*.attn.weight`: every part that is a number becomes a star."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def numbers(name: str) -> tuple[int, ...]:
+    """`h.3.attn.weight` → (3,): what `pattern` leaves out."""
+    return tuple(int(part) for part in name.split(".") if part.isdigit())
+
+
+def grouped(parameters: Iterable[Named]) -> dict[str, list[str]]:
+    """Names under a label for each kind of layer, in the order of the first of each.
+
+    Layers are of one kind when their names differ in numbers only and their shapes do not differ. The label has a star
+    for a number that differs; or the numbers, if there are others of that name, of another shape.
+    """
+    kinds, alike = _kinds(parameters)
+    labels: dict[str, list[str]] = {}
+    for (star, shape), names in kinds.items():
+        label = _label(names, alike[star])
+        labels[label if label not in labels else f"{label} {shape}"] = names
+    return labels
+
+
+def shortened(chosen: Iterable[str], among: Iterable[Named], most: int = 6) -> str:
+    """The chosen of a model's parameters as a short list: `wte.weight, h.*.attn.weight (12), h.{3,5–7}.bias (4)`."""
+    chosen, parts = set(chosen), []
+    kinds, alike = _kinds(among)
+    for (star, _), names in kinds.items():
+        here = [name for name in names if name in chosen]
+        if here:
+            label = _label(here, alike[star])
+            parts.append(label if len(here) == 1 else f"{label} ({len(here)})")
+    left = len(parts) - most
+    return ", ".join(parts if left <= 1 else [*parts[:most], f"and {left} more kinds"])
+
+
+def common_prefix(names: Iterable[str]) -> str:
+    """What all names begin with, up to a dot: `transformer.`; empty for a single name."""
+    parts = [name.split(".")[:-1] for name in names]
+    if len(parts) < 2:
+        return ""
+    shared = 0
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared += 1
+    return "".join(f"{part}." for part in parts[0][:shared])
+
+
+def select(names: Sequence[str], patterns: str | Iterable[str]) -> list[str]:
+    """The names that any of the patterns matches, a star standing for any text; a pattern without a match is an error.
+
+    Raises:
+        ValueError: nothing has that name.
+    """
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    for wanted in patterns:
+        if not any(fnmatchcase(name, wanted) for name in names):
+            some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+            raise ValueError(f"no parameter is called {wanted!r}; there are {some}")
+    return [name for name in names if any(fnmatchcase(name, wanted) for wanted in patterns)]
+
+
+def _kinds(parameters: Iterable[Named]) -> tuple[dict[Named, list[str]], dict[str, list[str]]]:
+    """The names of each pattern and shape, and those of each pattern."""
+    kinds: dict[Named, list[str]] = {}
+    alike: dict[str, list[str]] = {}
+    for name, shape in parameters:
+        kinds.setdefault((pattern(name), shape), []).append(name)
+        alike.setdefault(pattern(name), []).append(name)
+    return kinds, alike
+
+
+def _label(names: list[str], alike: list[str]) -> str:
+    """One name for several: a star where they differ or, if that would name others too, the numbers."""
+    columns = [sorted(set(parts)) for parts in zip(*(name.split(".") for name in names), strict=True)]
+    star = ".".join("*" if len(parts) > 1 else parts[0] for parts in columns)
+    if star.count("*") != 1 or sum(fnmatchcase(name, star) for name in alike) == len(names):
+        return star
+    values = next(parts for parts in columns if len(parts) > 1)
+    return star.replace("*", f"{{{_ranges(sorted(map(int, values)))}}}")
+
+
+def _ranges(values: list[int]) -> str:
+    """[3, 5, 6, 7] → `3,5–7`."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

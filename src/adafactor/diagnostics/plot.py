@@ -1,0 +1,159 @@
+"""A figure of every parameter over time: a heat map by kind of layer, and above it what most and the worst do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adafactor.diagnostics.naming import common_prefix, grouped
+from adafactor.diagnostics.watch import Report
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a figure is drawn."""
+
+    title: str
+    colours: str
+    low: float | None = None  # None: of the data
+    high: float | None = None
+    log: bool = True
+    line: float | None = None  # what is as it should be
+
+
+LOOKS = {
+    "rms_update": Look("RMS(U)", "RdBu_r", 1 / 8, 8.0, line=1.0),
+    "clip_rate": Look("share of steps clipped", "magma_r", 0.0, 1.0, log=False),
+    "relative_change": Look("relative change a step, αₜ·RMS(Û)/RMS(X)", "viridis"),
+    "step_size": Look("step size αₜ", "viridis"),
+    "rms_parameter": Look("RMS(X)", "viridis"),
+}
+ROW = 0.052  # inches
+LABEL = 0.16  # inches that a label needs
+
+
+def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update") -> None:
+    """Draw a figure of all reports to a file.
+
+    Raises:
+        ValueError: there are no reports, or no such figure.
+    """
+    if figure not in LOOKS:
+        raise ValueError(f"figure={figure!r} must be one of {', '.join(map(repr, LOOKS))}")
+    if not reports:
+        raise ValueError("there is nothing to draw: the history has no report")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise ImportError("the plot needs matplotlib: `pip install adafactor[watch]` brings it") from missing
+
+    named = [(record.name, record.shape) for record in reports[-1].records]
+    kinds = grouped(named)
+    names = [name for kind in kinds.values() for name in kind]
+    heights = {label: max(LABEL, ROW * len(kind)) for label, kind in kinds.items()}
+    total = sum(heights.values())
+    page = Figure(figsize=(9, total + 2.6), dpi=120, layout="constrained")
+    above, below = page.subplots(2, 1, sharex=True, height_ratios=[1.5, total])
+    values = _values(reports, names, figure)
+    steps = [report.step or i + 1 for i, report in enumerate(reports)]
+    _lines(above, steps, values, LOOKS[figure])
+    _map(below, steps, values, kinds, heights, LOOKS[figure])
+    prefix = common_prefix(names).rstrip(".")
+    above.set_title(f"{LOOKS[figure].title} of {len(names)} tensors{f' of {prefix}' if prefix else ''}", loc="left")
+    page.savefig(Path(path))
+
+
+def _values(reports: Sequence[Report], names: list[str], figure: str) -> NDArray[np.float64]:
+    """(parameters, reports), NaN where there is none."""
+    import numpy as np
+
+    table = np.full((len(names), len(reports)), np.nan)
+    row = {name: i for i, name in enumerate(names)}
+    for column, report in enumerate(reports):
+        for record in report.records:
+            if record.name in row:
+                table[row[record.name], column] = getattr(record, figure)
+    table[~np.isfinite(table)] = np.nan
+    return table
+
+
+def _lines(axes: Axes, steps: list[int], values: NDArray[np.float64], look: Look) -> None:
+    """The median, the middle nine tenths and the extremes over the parameters."""
+    import numpy as np
+
+    columns = [column[np.isfinite(column)] for column in values.T]
+    known = [
+        (t, np.quantile(column, [0, 0.05, 0.5, 0.95, 1]))
+        for t, column in zip(steps, columns, strict=True)
+        if len(column)
+    ]
+    if known:
+        at = [t for t, _ in known]
+        lowest, low, middle, high, highest = np.array([quantiles for _, quantiles in known]).T
+        axes.fill_between(at, low, high, color="0.8", label="nine of ten")
+        axes.plot(at, highest, color="tab:red", lw=1, label="highest")
+        axes.plot(at, lowest, color="tab:blue", lw=1, label="lowest")
+        axes.plot(at, middle, color="black", lw=1.4, label="median")
+    if look.log:
+        axes.set_yscale("log")
+    if look.line is not None:
+        axes.axhline(look.line, color="0.4", lw=0.8, ls=":")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=7, frameon=False)
+    axes.tick_params(labelsize=8)
+
+
+def _map(
+    axes: Axes,
+    steps: list[int],
+    values: NDArray[np.float64],
+    kinds: dict[str, list[str]],
+    heights: dict[str, float],
+    look: Look,
+) -> None:
+    """One strip for each kind of layer, in it a row for each layer, the first on top."""
+    import numpy as np
+
+    prefix = common_prefix(name for kind in kinds.values() for name in kind)
+    edges, ticks, labels = [0.0], [], []
+    for label, kind in kinds.items():
+        top = edges[-1]
+        edges += list(top + heights[label] * np.arange(1, len(kind) + 1) / len(kind))
+        ticks.append((top + edges[-1]) / 2)
+        labels.append(label.removeprefix(prefix) + (f"  ×{len(kind)}" if len(kind) > 1 else ""))
+        axes.axhline(edges[-1], color="white", lw=1.2)
+    mesh = axes.pcolormesh(_between(steps), edges, values, cmap=look.colours, norm=_norm(values, look), rasterized=True)
+    mesh.cmap.set_bad("0.85")
+    axes.set_yticks(ticks, labels, fontsize=7)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_ylim(edges[-1], 0)
+    axes.set_xlabel("step", fontsize=8)
+    bar = axes.figure.colorbar(mesh, ax=axes, location="bottom", aspect=60, fraction=0.02, pad=0.01, extend="both")
+    bar.ax.tick_params(labelsize=7)
+    if look.log and look.low is not None and look.high is not None:
+        marks = [2.0**power for power in range(-3, 4)]
+        bar.set_ticks(marks, labels=[f"{mark:g}" for mark in marks])
+        bar.ax.minorticks_off()
+
+
+def _norm(values: NDArray[np.float64], look: Look) -> Any:
+    import numpy as np
+    from matplotlib.colors import LogNorm, Normalize
+
+    known = values[np.isfinite(values) & ((values > 0) | (not look.log))]
+    low = look.low if look.low is not None else float(known.min()) if known.size else 0.1
+    high = look.high if look.high is not None else float(known.max()) if known.size else 1.0
+    return LogNorm(low, max(high, low * 1.01)) if look.log else Normalize(low, high)
+
+
+def _between(steps: list[int]) -> list[float]:
+    """The edges of columns around the steps: a report stands for the steps since the one before."""
+    first = steps[0] - (steps[1] - steps[0] if len(steps) > 1 else 1)
+    return [float(first), *map(float, steps)]

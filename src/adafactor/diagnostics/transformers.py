@@ -1,0 +1,41 @@
+"""The diagnostics as a callback of transformers' `Trainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from adafactor.diagnostics.watch import Sink, Watch, check_every, check_sinks
+
+
+class ReportCallback(TrainerCallback):
+    """Takes a report after every so many steps of a `Trainer`, and a last one at the end. Of several processes, one.
+
+    Args:
+        sinks: `History`, `Live`, `to_tensorboard(writer)`, `to_callback(wandb.log)`, or any function of a `Report`.
+        every: optimizer steps from report to report.
+
+    Example:
+        >>> trainer = Trainer(..., callbacks=[ReportCallback(history, to_callback(wandb.log), every=50)])
+    """
+
+    def __init__(self, *sinks: Sink, every: int = 100) -> None:
+        """Wrong arguments are told here and not after the model is loaded."""
+        self.sinks, self.every = check_sinks(sinks), check_every(every)
+        self._watch: Watch | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        """Begin; the `Trainer` has made or wrapped its optimizer by now."""
+        self._close()
+        if state.is_world_process_zero:
+            self._watch = Watch(optimizer, *self.sinks, every=self.every)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The last report."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None

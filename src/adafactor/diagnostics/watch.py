@@ -1,0 +1,142 @@
+"""A report every so many steps, handed to whoever wants it: a history, a table, a logger, any function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from adafactor.diagnostics.record import Record
+from adafactor.optimizer import Adafactor
+from adafactor.settings import Settings
+
+
+@dataclass(frozen=True)
+class About:
+    """What does not change from step to step, and what a figure has to be read with."""
+
+    dtype: str  # of the parameter: "float32", "bfloat16", …
+    trainable: bool
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Report:
+    """All parameters' records after a step; `about` is empty where only the records are known."""
+
+    step: int  # t, the number of the last step; 0 if it is not known
+    records: tuple[Record, ...]
+    about: Mapping[str, About] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, optimizer: object) -> Report:
+        """Ask the optimizer, which may be wrapped, now. As with `report()`, clip rates start anew."""
+        optimizer = unwrap(optimizer)
+        records, about = tuple(optimizer.report()), {}
+        named = iter(records)
+        for group in optimizer.param_groups:
+            settings = Settings.of(group)
+            for p in group["params"]:
+                dtype = str(p.dtype).removeprefix("torch.")
+                about[next(named).name] = About(dtype, p.requires_grad, settings)
+        return cls(last_step(optimizer), records, about)
+
+
+Sink = Callable[[Report], None]
+
+
+class Watch:
+    """Takes a report after every so many steps, and a last one at the end, and hands it to each sink.
+
+    One report serves all sinks, since asking for one starts its clip rates anew: watch an optimizer once.
+
+    Args:
+        optimizer: an `Adafactor`, also as Accelerate or Lightning wrap it.
+        sinks: `History`, `Live`, `to_tensorboard(writer)`, `to_callback(function)`, or any function of a `Report`.
+        every: steps from report to report.
+
+    Examples:
+        >>> with Watch(optimizer, history, Live(), every=50):
+        ...     train()
+    """
+
+    def __init__(self, optimizer: object, *sinks: Sink, every: int = 100) -> None:
+        """Begin with the next step."""
+        self.optimizer = unwrap(optimizer)
+        self.sinks = check_sinks(sinks)
+        self.every = check_every(every)
+        self._since = 0
+        self._hook = self.optimizer.register_step_post_hook(lambda *_: self.stepped())
+
+    def stepped(self) -> None:
+        """Count a step. The optimizer calls this itself, unless something else than `step()` does its steps."""
+        self._since += 1
+        if self._since >= self.every:
+            self.report()
+
+    def report(self) -> Report:
+        """Take a report now."""
+        self._since = 0
+        report = Report.of(self.optimizer)
+        for sink in self.sinks:
+            sink(report)
+        return report
+
+    def close(self) -> None:
+        """Stop, with a last report if steps were taken since the one before."""
+        self._hook.remove()
+        if self._since:
+            self.report()
+        for sink in self.sinks:
+            if callable(close := getattr(sink, "close", None)):
+                close()
+
+    def __enter__(self) -> Watch:
+        """Watch until the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The last report is taken even if training has failed: that is when it is wanted."""
+        self.close()
+
+
+def unwrap(optimizer: Any) -> Adafactor:
+    """The `Adafactor` inside of what Accelerate, Lightning and others put around an optimizer.
+
+    Raises:
+        TypeError: there is none inside.
+    """
+    inner = optimizer
+    while not isinstance(inner, Adafactor):
+        inner = getattr(inner, "optimizer", None)
+        if inner is None:
+            raise TypeError(f"optimizer is {type(optimizer).__name__}; the diagnostics are of an adafactor.Adafactor")
+    return inner
+
+
+def last_step(optimizer: Adafactor) -> int:
+    """The number of the last step: the largest t of any parameter, since some may have been left out."""
+    counts = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
+    return max((int(count) for count in counts), default=0)
+
+
+def check_every(every: int) -> int:
+    """Refuse what is no positive number of steps."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every={every!r} must be an integer of at least 1: the steps from report to report")
+    return every
+
+
+def check_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
+    """Refuse what cannot take a report."""
+    if not sinks:
+        raise ValueError("no sink was given; who shall have the reports? History(), Live(), to_callback(print) …")
+    for sink in sinks:
+        if not callable(sink):
+            raise TypeError(f"the sink {sink!r} must be a function of a report, not {type(sink).__name__}")
+    return sinks

@@ -1,0 +1,95 @@
+"""From figures to words: what is wrong, with which parameters, how sure that is, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from textwrap import fill
+
+from adafactor.diagnostics.naming import Named, shortened
+from adafactor.diagnostics.record import Record
+from adafactor.diagnostics.rules import RULES, Hit, Parameter
+from adafactor.diagnostics.watch import About, Report
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that the figures show; `str()` of it is to be read."""
+
+    kind: str  # a key of `rules.RULES`, for programs
+    severity: str  # "warning": it costs quality; "note": it may be meant
+    what: str
+    parameters: tuple[str, ...]
+    where: str  # the parameters in short
+    figure: str
+    certainty: str  # "certain": counted or proved; "likely"; "possible": few reports, or seen now and then
+    change: str  # what to do about it
+
+    def __str__(self) -> str:
+        """Four short paragraphs."""
+        lines = [f"{self.severity}: {self.what}", f"where: {self.where}"]
+        lines += [f"figure: {self.figure} ({self.certainty})", f"change: {self.change}"]
+        first, *rest = [fill(line, 110, subsequent_indent="    ", break_long_words=False) for line in lines]
+        return "\n".join([first, *("  " + line for line in rest)])
+
+
+def diagnose(source: object) -> list[Finding]:
+    """Tell in words what the reports show; an empty list if all is well.
+
+    Args:
+        source: the optimizer (of which a report is taken, so that clip rates start anew), a `History` or any other
+            series of `Report`, one `Report`, or what `optimizer.report()` gave, once or several times. One report says
+            less than several; plain records, which do not know dtypes and settings, less than a `Report`.
+    """
+    reports = _reports(source)
+    parameters = _parameters(reports)
+    named: list[Named] = [(p.name, p.shape) for p in parameters]
+    findings = []
+    for kind, rule in RULES.items():
+        # parameters for which the same is to be done are told together
+        told: dict[tuple[str, str, str], list[Hit]] = {}
+        for p in parameters:
+            if hit := rule(p, parameters):
+                told.setdefault((hit.severity, hit.what, hit.change), []).append(hit)
+        for (severity, what, change), hits in told.items():
+            names = tuple(hit.name for hit in hits)
+            worst = max(hits, key=lambda hit: hit.weight)
+            figure = worst.figure + (f", the worst of them ({worst.name})" if len(hits) > 1 else "")
+            sure = max((hit.certainty for hit in hits), key=("possible", "likely", "certain").index)
+            findings.append(Finding(kind, severity, what, names, shortened(names, named), figure, sure, change))
+    return sorted(findings, key=lambda finding: finding.severity != "warning")
+
+
+def _reports(source: object) -> list[Report]:
+    if isinstance(source, Report):
+        return [source]
+    if hasattr(source, "param_groups"):
+        return [Report.of(source)]
+    if not isinstance(source, Iterable):
+        raise TypeError(f"source={source!r} must be an optimizer, a History, or reports, not {type(source).__name__}")
+    items = list(source)
+    if items and all(isinstance(item, Record) for item in items):
+        return [Report(0, tuple(items))]
+    return [item if isinstance(item, Report) else Report(0, _records(item)) for item in items]
+
+
+def _records(items: object) -> tuple[Record, ...]:
+    if isinstance(items, Iterable):
+        records = tuple(items)
+        if all(isinstance(record, Record) for record in records):
+            return records
+    raise TypeError(f"a report must be a Report or a list of records, as optimizer.report() gives, not {items!r}")
+
+
+def _parameters(reports: list[Report]) -> list[Parameter]:
+    """The reports turned round: each parameter with all its records."""
+    seen: dict[str, list[tuple[int, Record]]] = {}
+    about: dict[str, About] = {}
+    for report in reports:
+        about.update(report.about)
+        for record in report.records:
+            seen.setdefault(record.name, []).append((report.step, record))
+    return [
+        Parameter(name, found[-1][1].shape, tuple(t for t, _ in found), tuple(r for _, r in found), about.get(name))
+        for name, found in seen.items()
+    ]
