@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from adafactor import equations as eq
 from adafactor.diagnostics.naming import select
-from adafactor.diagnostics.watch import unwrap
+from adafactor.diagnostics.watch import parameters, unwrap
 from adafactor.dtensor import is_sharded
 from adafactor.layout import Layout, layout, wide
 from adafactor.settings import Settings
@@ -74,11 +75,7 @@ class FullMoment:
     def __init__(self, optimizer: object, names: str | Iterable[str]) -> None:
         """Begin with the next step."""
         self.optimizer = unwrap(optimizer)
-        known = {
-            name: (p, group)
-            for group, names_ in zip(self.optimizer.param_groups, self.optimizer._names(), strict=True)
-            for p, name in zip(group["params"], names_, strict=True)
-        }
+        known = {name: (p, group) for name, p, group in parameters(self.optimizer)}
         chosen = select(list(known), names)
         self._observed = {name: _Observed(*known[name], self.optimizer.state) for name in chosen}
         self._hook = self.optimizer.register_step_post_hook(lambda *_: self._observe())
@@ -113,7 +110,7 @@ class FullMoment:
 class _Observed:
     """The second moment of one parameter since it is looked at: a sum of G² + ε₁ with the optimizer's weights."""
 
-    def __init__(self, p: Tensor, group: dict[str, object], state: dict[Tensor, dict[str, Tensor]]) -> None:
+    def __init__(self, p: Tensor, group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
         self.p, self.group, self.state = p, group, state
         self.step = self._step()
         self.steps = 0

@@ -119,6 +119,7 @@ def _map(
 ) -> None:
     """One strip for each kind of layer, in it a row for each layer, the first on top."""
     import numpy as np
+    from matplotlib import colormaps
 
     prefix = common_prefix(name for kind in kinds.values() for name in kind)
     edges, ticks, labels = [0.0], [], []
@@ -128,8 +129,8 @@ def _map(
         ticks.append((top + edges[-1]) / 2)
         labels.append(label.removeprefix(prefix) + (f"  ×{len(kind)}" if len(kind) > 1 else ""))
         axes.axhline(edges[-1], color="white", lw=1.2)
-    mesh = axes.pcolormesh(_between(steps), edges, values, cmap=look.colours, norm=_norm(values, look), rasterized=True)
-    mesh.cmap.set_bad("0.85")
+    colours = colormaps[look.colours].with_extremes(bad="0.85")
+    mesh = axes.pcolormesh(_between(steps), edges, values, cmap=colours, norm=_norm(values, look), rasterized=True)
     axes.set_yticks(ticks, labels, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)

@@ -19,12 +19,12 @@ from adafactor.settings import Settings
 # the paper's unstable setting (row C) it jumps to 4–9 and then stays at 0.1–0.4 (`docs/diagnostics.md` has both).
 JUMP = 4.0  # RMS(U) of a single step that is no chance
 HIGH = 2.0  # RMS(U) that is too high if it is so often
-OFTEN = 1 / 3  # of the reports
+OFTEN = 1 / 4  # of the reports
 LOW = 0.25  # RMS(U) that is too low if it is so mostly
 LARGE = 64  # elements; RMS(U) of a smaller tensor is the mean of too few to say much (§5: "a large weight matrix")
-ALWAYS = 0.95  # of the steps
+ALWAYS = 0.99  # of the steps
 ENOUGH = 200  # steps, to say "always"
-OVERWRITTEN = 0.1  # relative change: a tenth of the matrix in one step
+OVERWRITTEN = 0.3  # relative change: a third of the matrix in one step
 BEYOND = 1.5  # times what an up-to-date but whole estimate could give
 UNIT_ROUNDOFFS = 1 / 8  # of eps: with a smaller relative change, most elements of a normal matrix stay where they are
 
@@ -171,6 +171,8 @@ def out_of_date(p: Parameter, _: list[Parameter]) -> Hit | None:
         return None
     values = [r.rms_update for r in p.stepped if not (p.factored and r.rms_update > BEYOND * _bound(p, r))]
     high, jumps = (sum(value > limit for value in values) for limit in (HIGH, JUMP))
+    if p.about and p.settings.clip is not None:
+        jumps = 0  # now and then is what clipping is for
     if not jumps and (high < OFTEN * len(values) or high == 0 or (high == 1 and len(values) > 1)):
         return None
     what = "RMS(U) is far above 1: V̂ is out of date, and updates are larger than meant (§5)."

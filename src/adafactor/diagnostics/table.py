@@ -86,17 +86,19 @@ class Row:
     @property
     def interest(self) -> tuple[bool, float]:
         """Rows with skipped steps come first, then those whose RMS(U) is farthest from 1, up or down."""
-        rms = self.values("rms_update")
-        far = max((abs(math.log2(value)) if 0 < value < math.inf else math.inf for value in rms), default=-1.0)
-        return any(record.skipped for record in self.records), far
+        return any(record.skipped for record in self.records), max(map(_far, self.records))
 
     @property
-    def peak(self) -> str:
-        """The numbers of the layer with the largest RMS(U), where there are several layers."""
-        known = [record for record in self.records if not math.isnan(record.rms_update)]
-        if len(known) < 2:
-            return ""
-        return ".".join(map(str, numbers(max(known, key=lambda record: record.rms_update).name)))
+    def farthest(self) -> str:
+        """The numbers of the layer whose RMS(U) is farthest from 1, where there are several layers."""
+        return ".".join(map(str, numbers(max(self.records, key=_far).name))) if len(self.records) > 1 else ""
+
+
+def _far(record: Record) -> float:
+    """How far RMS(U) is from 1, in powers of two; less than nothing where there is none."""
+    if math.isnan(record.rms_update):
+        return -1.0
+    return abs(math.log2(record.rms_update)) if 0 < record.rms_update < math.inf else math.inf
 
 
 def rows(report: Report) -> list[Row]:
@@ -117,7 +119,7 @@ def table(report: Report, width: int = 80, most: int = 1000) -> Table:
     columns: dict[str, list[str]] = {
         "": [f"×{len(row.records)}" if len(row.records) > 1 else "" for row in shown],
         "RMS(U)": [_span(row.values("rms_update"), _plain) for row in shown],
-        "at": [row.peak for row in shown],
+        "at": [row.farthest for row in shown],
         "clipped": [_span(row.values("clip_rate"), lambda rate: f"{100 * rate:.0f}", "%") for row in shown],
         "change": [_span(row.values("relative_change"), _power) for row in shown],
     }
@@ -160,8 +162,7 @@ def summary(report: Report) -> str:
 
 
 def _headline(finding: Finding) -> str:
-    what = finding.what.split(":")[0].rstrip(".")
-    return f"{'!' if finding.severity == 'warning' else '·'} {what} – {finding.where}"
+    return f"{'!' if finding.severity == 'warning' else '·'} {finding.kind}: {finding.where}"
 
 
 def _span(values: list[float], form: Callable[[float], str], unit: str = "") -> str:

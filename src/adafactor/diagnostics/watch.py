@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -35,14 +36,12 @@ class Report:
     def of(cls, optimizer: object) -> Report:
         """Ask the optimizer, which may be wrapped, now. As with `report()`, clip rates start anew."""
         optimizer = unwrap(optimizer)
-        records, about = tuple(optimizer.report()), {}
-        named = iter(records)
-        for group in optimizer.param_groups:
-            settings = Settings.of(group)
-            for p in group["params"]:
-                dtype = str(p.dtype).removeprefix("torch.")
-                about[next(named).name] = About(dtype, p.requires_grad, settings)
-        return cls(last_step(optimizer), records, about)
+        records, about = [], {}
+        settings = {id(group): Settings.of(group) for group in optimizer.param_groups}
+        for record, (name, p, group) in zip(optimizer.report(), parameters(optimizer), strict=True):
+            records.append(record if record.name == name else replace(record, name=name))
+            about[name] = About(str(p.dtype).removeprefix("torch."), p.requires_grad, settings[id(group)])
+        return cls(last_step(optimizer), tuple(records), about)
 
 
 Sink = Callable[[Report], None]
@@ -117,6 +116,20 @@ def unwrap(optimizer: Any) -> Adafactor:
         if inner is None:
             raise TypeError(f"optimizer is {type(optimizer).__name__}; the diagnostics are of an adafactor.Adafactor")
     return inner
+
+
+def parameters(optimizer: Adafactor) -> list[tuple[str, Tensor, dict[str, Any]]]:
+    """Every parameter with its name and group, in the order of `report()`.
+
+    Groups that were named each for itself may share names; these get the group's number.
+    """
+    groups, names = optimizer.param_groups, optimizer._names()
+    seen = Counter(name for some in names for name in some)
+    return [
+        (name if seen[name] == 1 else f"{name} (group {number})", p, group)
+        for number, (group, some) in enumerate(zip(groups, names, strict=True))
+        for p, name in zip(group["params"], some, strict=True)
+    ]
 
 
 def last_step(optimizer: Adafactor) -> int:
