@@ -922,7 +922,7 @@ def _apply_to_lines(
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
     w1, decay, factor = narrow(job.w1, ss[0]), narrow(job.decay, ss[0]), narrow(job.scale, ss[0])
     tile = _tile(job, tile)
-    half = (stop - start) // 2 if job.K == 1 and not rounds else 0
+    half = (stop - start) // 2 if job.K == 1 and xs.itemsize > 2 else 0  # conversions want all the registers
     size = job.S * line if job.carries else 0
     found, left, sums = np.empty(size, ss.dtype), np.empty(size, ss.dtype), np.zeros(2 * size, np.float64)
     for top in range(0, half, TALL // 2):
