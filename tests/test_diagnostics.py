@@ -618,6 +618,16 @@ def test_groups_that_share_names_are_told_apart() -> None:
     assert {fit.name: fit.shape for fit in moment.compare()} == {names[0]: (16, 12), names[2]: (8, 16)}
 
 
+def test_names_come_from_the_model_where_the_optimizer_has_none() -> None:
+    model = Perceptron()
+    optimizer = Adafactor([*model.last.parameters(), nn.Parameter(torch.ones(2))])
+    with Watch(optimizer, history := History(), model=model), FullMoment(optimizer, "2.*", model=model) as moment:
+        regression(model)(0).backward()
+        optimizer.step()
+    assert [record.name for record in history.reports[0].records] == ["2.weight", "2.bias", "parameter 2"]
+    assert [fit.name for fit in moment.compare()] == ["2.weight", "2.bias"]
+
+
 def test_wrong_arguments_of_a_watch_are_told() -> None:
     optimizer = Adafactor(Perceptron().parameters())
     for every in (0, 1.5, True):

@@ -40,7 +40,7 @@ class ReportCallback(Callback):
             )
         if trainer.is_global_zero:
             sinks = self.sinks or tuple(to_callback(logger.log_metrics) for logger in trainer.loggers)
-            self._watch = Watch(trainer.optimizers[self.optimizer], *sinks, every=self.every)
+            self._watch = Watch(trainer.optimizers[self.optimizer], *sinks, every=self.every, model=pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The last report."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from adafactor import equations as eq
 from adafactor.diagnostics.naming import select
@@ -65,6 +66,7 @@ class FullMoment:
     Args:
         optimizer: an `Adafactor`, also as Accelerate or Lightning wrap it.
         names: the parameters, by name or by patterns with stars: `"h.*.attn.c_attn.weight"`.
+        model: where to take names from, if the optimizer was given parameters without.
 
     Examples:
         >>> with FullMoment(optimizer, "h.0.*.weight") as moment:
@@ -72,10 +74,10 @@ class FullMoment:
         >>> print(*moment.compare(), sep="\n")
     """
 
-    def __init__(self, optimizer: object, names: str | Iterable[str]) -> None:
+    def __init__(self, optimizer: object, names: str | Iterable[str], model: Module | None = None) -> None:
         """Begin with the next step."""
         self.optimizer = unwrap(optimizer)
-        known = {name: (p, group) for name, p, group in parameters(self.optimizer)}
+        known = {name: (p, group) for name, p, group in parameters(self.optimizer, model)}
         chosen = select(list(known), names)
         self._observed = {name: _Observed(*known[name], self.optimizer.state) for name in chosen}
         self._hook = self.optimizer.register_step_post_hook(lambda *_: self._observe())

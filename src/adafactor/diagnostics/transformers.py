@@ -25,11 +25,13 @@ class ReportCallback(TrainerCallback):
         self.sinks, self.every = check_sinks(sinks), check_every(every)
         self._watch: Watch | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         """Begin; the `Trainer` has made or wrapped its optimizer by now."""
         self._close()
         if state.is_world_process_zero:
-            self._watch = Watch(optimizer, *self.sinks, every=self.every)
+            self._watch = Watch(optimizer, *self.sinks, every=self.every, model=model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The last report."""

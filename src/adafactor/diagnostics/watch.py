@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from adafactor.diagnostics.record import Record
 from adafactor.optimizer import Adafactor
@@ -33,12 +34,17 @@ class Report:
     about: Mapping[str, About] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, optimizer: object) -> Report:
-        """Ask the optimizer, which may be wrapped, now. As with `report()`, clip rates start anew."""
+    def of(cls, optimizer: object, model: Module | None = None) -> Report:
+        """Ask the optimizer, which may be wrapped, now. As with `report()`, clip rates start anew.
+
+        Args:
+            optimizer: an `Adafactor`, also as Accelerate or Lightning wrap it.
+            model: where to take names from, if the optimizer was given parameters without.
+        """
         optimizer = unwrap(optimizer)
         records, about = [], {}
         settings = {id(group): Settings.of(group) for group in optimizer.param_groups}
-        for record, (name, p, group) in zip(optimizer.report(), parameters(optimizer), strict=True):
+        for record, (name, p, group) in zip(optimizer.report(), parameters(optimizer, model), strict=True):
             records.append(record if record.name == name else replace(record, name=name))
             about[name] = About(str(p.dtype).removeprefix("torch."), p.requires_grad, settings[id(group)])
         return cls(last_step(optimizer), tuple(records), about)
@@ -56,15 +62,16 @@ class Watch:
         optimizer: an `Adafactor`, also as Accelerate or Lightning wrap it.
         sinks: `History`, `Live`, `to_tensorboard(writer)`, `to_callback(function)`, or any function of a `Report`.
         every: steps from report to report.
+        model: where to take names from, if the optimizer was given parameters without.
 
     Examples:
         >>> with Watch(optimizer, history, Live(), every=50):
         ...     train()
     """
 
-    def __init__(self, optimizer: object, *sinks: Sink, every: int = 100) -> None:
+    def __init__(self, optimizer: object, *sinks: Sink, every: int = 100, model: Module | None = None) -> None:
         """Begin with the next step."""
-        self.optimizer = unwrap(optimizer)
+        self.optimizer, self.model = unwrap(optimizer), model
         self.sinks = check_sinks(sinks)
         self.every = check_every(every)
         self._since = 0
@@ -79,7 +86,7 @@ class Watch:
     def report(self) -> Report:
         """Take a report now."""
         self._since = 0
-        report = Report.of(self.optimizer)
+        report = Report.of(self.optimizer, self.model)
         for sink in self.sinks:
             sink(report)
         return report
@@ -118,12 +125,17 @@ def unwrap(optimizer: Any) -> Adafactor:
     return inner
 
 
-def parameters(optimizer: Adafactor) -> list[tuple[str, Tensor, dict[str, Any]]]:
-    """Every parameter with its name and group, in the order of `report()`.
+def parameters(optimizer: Adafactor, model: Module | None = None) -> list[tuple[str, Tensor, dict[str, Any]]]:
+    """Every parameter with its name and group, in the order of `report()`; the model's name if it has one for it.
 
     Groups that were named each for itself may share names; these get the group's number.
     """
-    groups, names = optimizer.param_groups, optimizer._names()
+    known = {} if model is None else {p: name for name, p in model.named_parameters()}
+    groups = optimizer.param_groups
+    names = [
+        [known.get(p, name) for p, name in zip(group["params"], some, strict=True)]
+        for group, some in zip(groups, optimizer._names(), strict=True)
+    ]
     seen = Counter(name for some in names for name in some)
     return [
         (name if seen[name] == 1 else f"{name} (group {number})", p, group)
