@@ -93,6 +93,21 @@ def test_tensors_that_step_together_may_have_taken_different_numbers_of_steps() 
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+def test_the_report_is_of_the_last_step_whichever_way_the_steps_went() -> None:
+    reports = []
+    for backend in ("cpu", "eager"):
+        p = torch.linspace(0.5, 1.5, 600).view(30, 20).requires_grad_()
+        optimizer = Adafactor([p], backend=backend)
+        for i in range(6):
+            optimizer.param_groups[0]["on_nonfinite"] = "raise" if i in (2, 5) else "skip"  # goes walk by walk
+            torch.manual_seed(i)
+            p.grad = torch.randn(30, 20)
+            optimizer.step()
+        reports.append(optimizer.report()[0])
+    assert reports[0].steps == reports[1].steps == 6 and reports[0].beta2 == reports[1].beta2
+    assert reports[0].rms_update == pytest.approx(reports[1].rms_update, rel=1e-6)
+
+
 CARRIED = [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum": "gradient"}, {"factored": "row", "weight_decay": 0.1}]
 
 

@@ -120,6 +120,7 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
         kernel.correct(u, used)
     for u in taken:
         if u.figures is not None:
+            u.trace.draw_from(None)  # what a kernel has kept to itself is older
             u.trace.note(*u.figures)
     stepped = set(taken)
     return [u for u in bucket if u not in stepped]
