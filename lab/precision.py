@@ -184,12 +184,15 @@ def label(rounding: str | None) -> str:
 
 
 def tables(records: list[Record]) -> str:
-    """The tables of docs/precision.md."""
+    """The part of docs/precision.md that is measured."""
+    if not records:
+        return "There are no records yet.\n"
     found = group(records)
     blocks = [_bytes_table(found["train"])]
     for part, title in (("train", "From scratch"), ("tune", "Fine-tuned")):
         if any(found[part].values()):
             blocks.append(_loss_table(found[part], title))
+    blocks.append("![Training losses, and their difference from float32](precision.png)\n")
     return "\n".join(blocks)
 
 
@@ -232,7 +235,8 @@ def render(records: list[Record], document: Path, picture: Path) -> None:
     if not mark:
         raise ValueError(f"{document} has no place for the tables: the marks {BEGIN.strip()} and {END.strip()}")
     write_text(document, f"{before}{BEGIN}\n{tables(records)}\n{END}{after}")
-    draw(records, picture)
+    if records:
+        draw(records, picture)
 
 
 def draw(records: list[Record], picture: Path) -> None:
