@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adafactor import Adafactor, Record
+from adafactor import Adafactor, Record, step_in_backward
 from adafactor.diagnostics import (
     Finding,
     FullMoment,
@@ -616,6 +616,16 @@ def test_groups_that_share_names_are_told_apart() -> None:
     names = [record.name for record in history.reports[0].records]
     assert names == ["weight (group 0)", "bias (group 0)", "weight (group 1)", "bias (group 1)"]
     assert {fit.name: fit.shape for fit in moment.compare()} == {names[0]: (16, 12), names[2]: (8, 16)}
+
+
+def test_steps_inside_backward_are_watched_and_their_gradients_are_missed() -> None:
+    model, history = Perceptron(), History()
+    optimizer = Adafactor(model.named_parameters())
+    with step_in_backward(model, optimizer):
+        run(optimizer, regression(model), steps=3, every=2, history=history)
+        assert [(report.step, report.records[0].steps) for report in history] == [(2, 2), (3, 1)]
+        with FullMoment(optimizer, "*"), pytest.raises(RuntimeError, match="step_in_backward"):
+            run(optimizer, regression(model), steps=1)
 
 
 def test_names_come_from_the_model_where_the_optimizer_has_none() -> None:

@@ -127,8 +127,10 @@ class _Observed:
 
     def look(self) -> None:
         t, g = self._step(), self.p.grad
-        if t == self.step or g is None:
+        if t == self.step:
             return
+        if g is None:
+            raise RuntimeError("a gradient was freed before FullMoment saw it, as step_in_backward frees them")
         s = Settings.of(self.group)
         decay = float(eq.second_moment_decay(t, s.beta2, s.decay_rate))
         self.g = _whole(g).to(wide(g.device))

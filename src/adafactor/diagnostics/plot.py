@@ -31,7 +31,7 @@ class Look:
 LOOKS = {
     "rms_update": Look("RMS(U)", "RdBu_r", 1 / 8, 8.0, line=1.0),
     "clip_rate": Look("share of steps clipped", "magma_r", 0.0, 1.0, log=False),
-    "relative_change": Look("relative change a step, αₜ·RMS(Û)/RMS(X)", "viridis"),
+    "relative_change": Look("relative change a step", "viridis"),
     "step_size": Look("step size αₜ", "viridis"),
     "rms_parameter": Look("RMS(X)", "viridis"),
 }
@@ -66,7 +66,8 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
     _lines(above, steps, values, LOOKS[figure])
     _map(below, steps, values, kinds, heights, LOOKS[figure])
     prefix = common_prefix(names).rstrip(".")
-    above.set_title(f"{LOOKS[figure].title} of {len(names)} tensors{f' of {prefix}' if prefix else ''}", loc="left")
+    whose = f"{len(names)} tensors{f' of {prefix}' if prefix else ''}"
+    above.set_title(f"{LOOKS[figure].title}, {whose}", loc="left", fontsize=10)
     page.savefig(Path(path))
 
 
@@ -102,11 +103,22 @@ def _lines(axes: Axes, steps: list[int], values: NDArray[np.float64], look: Look
         axes.plot(at, lowest, color="tab:blue", lw=1, label="lowest")
         axes.plot(at, middle, color="black", lw=1.4, label="median")
     if look.log:
-        axes.set_yscale("log")
+        _log_ticks(axes)
     if look.line is not None:
         axes.axhline(look.line, color="0.4", lw=0.8, ls=":")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=7, frameon=False)
     axes.tick_params(labelsize=8)
+
+
+def _log_ticks(axes: Axes) -> None:
+    """Plain numbers; 1, 2 and 5 of each power of ten while there are few of these."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _map(

@@ -56,7 +56,10 @@ def diagnose(source: object) -> list[Finding]:
             worst = max(hits, key=lambda hit: hit.weight)
             figure = worst.figure + (f", the worst of them ({worst.name})" if len(hits) > 1 else "")
             sure = max((hit.certainty for hit in hits), key=("possible", "likely", "certain").index)
-            findings.append(Finding(kind, severity, what, names, shortened(names, named), figure, sure, change))
+            where = shortened(names, named)
+            if len(names) > 1:
+                where = f"{len(names)} of {len(named)} tensors: {where}"
+            findings.append(Finding(kind, severity, what, names, where, figure, sure, change))
     return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 

@@ -1,0 +1,45 @@
+"""The diagnostics of a sharded run: what every rank is told, and that it is what one process is told."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from adafactor import Adafactor
+from adafactor.diagnostics import FullMoment, History, Watch, diagnose
+from tests.distributed.models import Net, batches, fsdp
+from tests.distributed.placements import everywhere
+
+KEYWORDS = {"relative": {}, "absolute": {"relative": False, "lr": 0.5, "lr_decay": None}}
+
+
+def told(model: nn.Module, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Figures of the last report, words, and fits of a few steps."""
+    optimizer, history = Adafactor(model.named_parameters(), **keywords), History()
+    with Watch(optimizer, history, every=2), FullMoment(optimizer, "*.weight") as moment:
+        for ids in batches():
+            optimizer.zero_grad()
+            model(ids).mean().backward()
+            optimizer.step()
+    figures = ("rms_update", "step_size", "relative_change", "rms_parameter", "clip_rate", "steps")
+    return {
+        "records": [[getattr(record, name) for name in figures] for record in history.reports[-1].records],
+        "words": [str(finding) for finding in diagnose(history)],
+        "fits": [asdict(fit) for fit in moment.compare()],
+    }
+
+
+def checks() -> Iterator[tuple[str, Any]]:
+    """For each kind of step: one process, and every rank of a sharded run."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for name, keywords in KEYWORDS.items():
+        torch.manual_seed(0)
+        plain = Net().double()
+        sharded = fsdp(mesh)(copy.deepcopy(plain))
+        yield name, {"alone": told(plain, keywords), "ranks": everywhere(told(sharded, keywords))}

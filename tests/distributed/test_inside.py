@@ -1,0 +1,27 @@
+"""The diagnostics of a sharded run are those of the whole, the same on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.distributed.launch import found
+
+
+@pytest.mark.slow
+def test_every_rank_of_a_sharded_run_is_told_what_one_process_is_told() -> None:
+    results: dict[str, Any] = found(["inside"], ranks=2)["inside"]
+    assert results.keys() == {"relative", "absolute"}
+    for kind, result in results.items():
+        alone, (first, *others) = result["alone"], result["ranks"]
+        assert all(other == first for other in others), kind
+        for record, expected in zip(first["records"], alone["records"], strict=True):
+            assert record == pytest.approx(expected, rel=1e-6, nan_ok=True), kind
+        assert first["words"] == alone["words"], kind
+        assert len(first["fits"]) == len(alone["fits"]) == 6
+        for fit, expected in zip(first["fits"], alone["fits"], strict=True):
+            for name, value in expected.items():
+                close = pytest.approx(value, rel=1e-6, abs=1e-12) if isinstance(value, float) else value
+                assert fit[name] == close, (kind, name)
+    assert any("overwritten" in words for words in results["absolute"]["alone"]["words"]), "something is said"
