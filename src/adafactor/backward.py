@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +145,7 @@ class Handle:
             if count < self.accumulate:
                 return
         with torch.no_grad():  # backward(create_graph=True) comes here with gradients on
-            self._limit(p)
+            norm = self._limit(p)
             try:
                 self._optimizer._step(only=p)
             except FloatingPointError as problem:
@@ -153,15 +153,17 @@ class Handle:
                     f"{problem} of it, but this is inside backward: parameters whose gradients were complete before "
                     "have taken their step"
                 ) from None
-            p.grad = Spent(p, self._names.get(p, "a parameter"))
+            p.grad = Spent(p, self._names.get(p, "a parameter"), norm)
 
-    def _limit(self, p: Tensor) -> None:
+    def _limit(self, p: Tensor) -> Tensor | None:
         """Note the norm of a complete gradient, then scale it by what the previous step's norm says."""
         if self.max_norm is None or p.grad is None:
-            return
-        self._norms.append(_norm(p.grad))
+            return None
+        norm = _norm(p.grad)
+        self._norms.append(norm)
         if self.norm is not None:
             p.grad.mul_((self.max_norm / (self.norm + 1e-6)).clamp(max=1.0).to(p.grad.device))
+        return norm
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Of all gradients, leave for `optimizer.step()` those that are still to be used."""
@@ -211,17 +213,19 @@ class _Hook:
 class Spent(Tensor):
     """Stands for a gradient that was used and freed: has a shape but no data, and says so to whoever asks for it.
 
-    With None in its place, `clip_grad_norm_` would find nothing to clip and say nothing.
+    With None in its place, `clip_grad_norm_` would find nothing to clip and say nothing. Where its norm was measured,
+    it can still be asked for, and scaled by one: so `clip_grad_norm_` works as long as it has nothing to do.
     """
 
     of: str
+    measured: Tensor | None
     nbytes = 0
 
     @staticmethod
-    def __new__(cls, p: Tensor, name: str) -> Spent:
+    def __new__(cls, p: Tensor, name: str, measured: Tensor | None = None) -> Spent:
         """In place of the gradient of `p`."""
         made: Spent = Tensor._make_wrapper_subclass(cls, p.shape, strides=p.stride(), dtype=p.dtype, device=p.device)
-        made.of = name
+        made.of, made.measured = name, measured
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -231,18 +235,24 @@ class Spent(Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> NoReturn:
-        """Every operation ends here."""
-        spent = next((arg for arg in _flat(args) if isinstance(arg, Spent)), None)
-        name = spent.of if spent is not None else "a parameter"
-        if func in (torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor):
+    ) -> Any:
+        """Every operation comes here."""
+        aten = torch.ops.aten
+        spent = next(arg for arg in _flat([*args, *(kwargs or {}).values()]) if isinstance(arg, Spent))
+        if spent.measured is not None:
+            if func is aten.linalg_vector_norm.default and args[1:] in ((), (2,)):
+                return spent.measured.to((kwargs or {}).get("dtype") or spent.measured.dtype, copy=True)
+            if func is aten.mul_.Tensor and args[0] is spent and args[1].numel() == 1 and args[1].item() == 1:
+                return spent
+        if func in (aten.add_.Tensor, aten.add.Tensor):
             raise RuntimeError(
-                f"a second gradient came for {name}, which has already stepped inside backward. Call optimizer.step() "
-                "after each backward(); if several make one step, give step_in_backward(…, accumulate=their number); "
-                "if checkpointed parts of the model share this parameter, checkpoint them with use_reentrant=False"
+                f"a second gradient came for {spent.of}, which has already stepped inside backward. Call "
+                "optimizer.step() after each backward(); if several make one step, give step_in_backward(…, "
+                "accumulate=their number); if checkpointed parts of the model share this parameter, checkpoint them "
+                "with use_reentrant=False"
             )
         raise RuntimeError(
-            f"the gradient of {name} is gone: step_in_backward has used and freed it, so {func} cannot have it. "
+            f"the gradient of {spent.of} is gone: step_in_backward has used and freed it, so {func} cannot have it. "
             "clip_grad_norm_, GradScaler and whatever else needs all gradients at once do not work with it. Instead "
             "of clipping by norm, Adafactor clips each update (clip=), and step_in_backward(…, max_norm=) limits the "
             "norm by that of the previous step; instead of float16 with a scaler, use bfloat16"

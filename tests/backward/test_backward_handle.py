@@ -1,0 +1,157 @@
+"""The limit of the norm, the way back to ordinary steps, and copies."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from adafactor import backward, step_in_backward
+from tests.backward.loops import GONE, STEPS, Run, grads, loss_of, plain
+from tests.integrations.exact import assert_same, copy_of
+
+
+def limited(limit: float, steps: int = STEPS) -> tuple[Run, list[float]]:
+    """The ordinary loop with what `max_norm` is to do, and the norms."""
+    run, norms = Run(), [0.0]
+    for step in range(steps):
+        loss_of(run.model, step).backward()
+        found = [g for g in grads(run.model) if g is not None]
+        factor = min(1.0, limit / (norms[-1] + 1e-6))
+        norms.append(get_total_norm(found).item())
+        for g in found:
+            g.mul_(factor)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    return run, norms[1:]
+
+
+@pytest.mark.parametrize("limit", [1.0, math.inf])
+def test_max_norm_scales_by_the_norm_of_the_step_before(limit: float) -> None:
+    expected, norms = limited(limit)
+    assert min(norms) > 1.0, "else nothing is limited"
+    inside = Run().attached(max_norm=limit)
+    assert inside.handle.norm is None
+    for step in range(STEPS):
+        inside.train(range(step, step + 1))
+        assert inside.handle.norm is not None
+        assert inside.handle.norm.item() == pytest.approx(norms[step], rel=1e-5)
+    for name, value in copy_of(inside.model).items():
+        torch.testing.assert_close(value, expected.model.state_dict()[name], rtol=1e-5, atol=1e-6)
+    assert torch.equal(inside.model.embedding.weight, Run().train().model.embedding.weight) == (limit == math.inf)
+
+
+def test_max_norm_counts_gradients_that_wait_for_the_optimizer() -> None:
+    expected, norms = limited(1.0)
+    inside = Run().attached(max_norm=1.0, accumulate=2).train()  # one backward only, so that all of them wait
+    assert inside.handle.norm is not None and inside.handle.norm.item() == pytest.approx(norms[-1], rel=1e-5)
+    for name, value in copy_of(inside.model).items():
+        torch.testing.assert_close(value, expected.model.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_measured_norm_can_be_asked_for_and_clipping_passes_if_it_would_change_nothing(dtype: torch.dtype) -> None:
+    ordinary, inside = Run(dtype), Run(dtype).attached(max_norm=math.inf)
+    for run in (ordinary, inside):
+        loss_of(run.model, 0).backward()
+    expected = clip_grad_norm_(ordinary.model.parameters(), math.inf).item()
+    weight, weight_inside = ordinary.model.turned.grad, inside.model.turned.grad
+    assert weight is not None and weight_inside is not None
+    assert weight_inside.norm().item() == pytest.approx(weight.norm().item(), rel=1e-2)
+    for limit in (math.inf, 1.01 * expected):
+        assert clip_grad_norm_(inside.model.parameters(), limit).item() == pytest.approx(expected, rel=1e-2)
+    with pytest.raises(RuntimeError, match=GONE):
+        clip_grad_norm_(inside.model.parameters(), 0.5 * expected)
+    with pytest.raises(RuntimeError, match=GONE):
+        clip_grad_norm_(inside.model.parameters(), math.inf, norm_type=1)
+    for run in (ordinary, inside):
+        run.optimizer.step()
+    assert_same(copy_of(inside.model), copy_of(ordinary.model))
+
+
+@pytest.mark.filterwarnings("ignore:skipped:RuntimeWarning")
+def test_a_bad_gradient_does_not_make_the_norm_bad() -> None:
+    model, optimizer = plain()
+    handle = step_in_backward(model, optimizer, max_norm=1.0)
+    x = torch.ones(6)
+    x[2] = math.inf
+    model(x).sum().backward()
+    optimizer.step()
+    assert handle.norm is not None and 0 < handle.norm.item() < math.inf
+
+
+@pytest.mark.parametrize("shape", [(3000, 700), (700, 3000), (2_100_000,), (1, 1_100_000), (3, 2, 5), ()], ids=str)
+def test_the_norm_of_bfloat16_gradients_is_exact_enough(shape: tuple[int, ...]) -> None:
+    g = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert backward._norm(g).dtype == torch.float32
+    assert backward._norm(g).item() == pytest.approx(g.double().norm().item(), rel=1e-4)
+
+
+def test_a_detached_model_is_an_ordinary_one_again() -> None:
+    inside = Run().attached(max_norm=1.0).train(range(2))
+    inside.handle.remove()
+    inside.handle.remove()
+    ordinary = Run()
+    ordinary.model.load_state_dict(inside.model.state_dict())
+    ordinary.optimizer.load_state_dict(inside.optimizer.state_dict())
+    before = copy_of(inside.model)
+    loss_of(inside.model, 2).backward()
+    assert_same(copy_of(inside.model), before)
+    assert clip_grad_norm_(inside.model.parameters(), 1.0) > 0
+    loss_of(ordinary.model, 2).backward()
+    clip_grad_norm_(ordinary.model.parameters(), 1.0)
+    for run in (inside, ordinary):
+        run.optimizer.step()
+        assert run.model.gain.grad is not None
+    assert_same(inside.optimizer.state_dict(), ordinary.optimizer.state_dict())
+    assert_same(copy_of(inside.model), copy_of(ordinary.model))
+
+
+def test_it_ends_with_its_with_block_and_can_begin_again() -> None:
+    run = Run()
+    for steps in (range(2), range(2, 4)):
+        with step_in_backward(run.model, run.optimizer):
+            run.train(steps)
+            loss_of(run.model, steps[-1] + 1)
+        assert all(not p._post_accumulate_grad_hooks for p in run.model.parameters())
+    run.assert_equal(Run().train(range(4)))
+
+
+def test_detached_in_mid_step_it_has_stepped_once() -> None:
+    inside = Run().attached()
+    loss_of(inside.model, 0).backward()
+    inside.handle.remove()
+    inside.optimizer.step()
+    inside.assert_equal(Run().train(range(1)))
+
+
+def test_detached_among_micro_batches_the_gradients_stay() -> None:
+    inside = Run().attached(accumulate=2)
+    (loss_of(inside.model, 0) / 2).backward()
+    inside.handle.remove()
+    (loss_of(inside.model, 1) / 2).backward()
+    inside.optimizer.step()
+    inside.assert_equal(Run().train(range(1), batches=2))
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_a_copy_is_not_attached_and_takes_the_same_steps(copied: Callable[[Any], Any]) -> None:
+    inside = Run().attached().train(range(2))
+    loss_of(inside.model, 2).backward()  # in mid-step, when gradients are gone
+    other = Run()
+    other.model, other.optimizer = copied((inside.model, inside.optimizer))
+    inside.optimizer.step()
+    inside.train(range(3, 5))
+    other.train(range(3, 5))
+    assert_same(copy_of(other.model), copy_of(inside.model))
+    loss_of(other.model, 5).backward()
+    assert clip_grad_norm_(other.model.parameters(), 1.0) > 0
+    step_in_backward(other.model, other.optimizer)

@@ -1,0 +1,97 @@
+"""Step inside backward keeps no gradients, and nothing else alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils import clip_grad_norm_
+
+from adafactor import Adafactor, step_in_backward
+from tests.backward.loops import Run, grads, loss_of, plain
+
+
+def test_no_gradient_is_left_after_the_step_and_none_holds_memory_before() -> None:
+    inside = Run().attached()
+    loss_of(inside.model, 0).backward()
+    used = [g for name, p in inside.model.named_parameters() if (g := p.grad) is not None and "unused" not in name]
+    assert len(used) == 10 and sum(g.nbytes for g in used) == 0
+    inside.optimizer.step()
+    assert grads(inside.model) == [None] * 12
+
+
+class Gauge:
+    """Follows every gradient's memory from the moment it is complete, whoever refers to it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Before `step_in_backward`, so that a gradient is seen before it is used."""
+        self.seen: list[tuple[StorageWeakRef, int]] = []
+        self.most = 0
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(self.look)
+
+    def look(self, p: Tensor) -> None:
+        """One more."""
+        assert p.grad is not None
+        self.seen.append((StorageWeakRef(p.grad.untyped_storage()), p.grad.nbytes))
+        self.most = max(self.most, self.living())
+
+    def living(self) -> int:
+        """The bytes of gradients that exist now."""
+        return sum(size for storage, size in self.seen if not storage.expired())
+
+
+@pytest.mark.parametrize("keywords", [{}, {"max_norm": 1.0}], ids=str)
+def test_gradients_do_not_add_up_during_backward(keywords: dict[str, Any], backend: str) -> None:
+    width, depth = 64, 12
+
+    def most(attach: bool) -> int:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+        optimizer = Adafactor(model.parameters(), beta1=0.9)
+        gauge = Gauge(model)
+        if attach:
+            step_in_backward(model, optimizer, **keywords)
+        for _ in range(3):
+            model(torch.ones(2, width)).sum().backward()
+            assert gauge.living() == 0 or not attach
+            optimizer.step()
+            optimizer.zero_grad()
+        return gauge.most
+
+    layer = 4 * width * (width + 1)
+    assert most(attach=False) == depth * layer
+    assert most(attach=True) <= layer
+
+
+def test_accumulating_costs_the_memory_of_all_gradients() -> None:
+    model, optimizer = plain()
+    gauge = Gauge(model)
+    step_in_backward(model, optimizer, accumulate=2)
+    model(torch.ones(6)).sum().backward()
+    assert gauge.living() == sum(p.nbytes for p in model.parameters())
+    model(torch.ones(6)).sum().backward()
+    assert gauge.living() == 0
+
+
+def test_an_attached_model_is_collected_with_its_optimizer() -> None:
+    inside = Run().attached().train()
+    model, optimizer = weakref.ref(inside.model.twice.weight), weakref.ref(inside.optimizer)
+    del inside
+    gc.collect()
+    assert model() is None and optimizer() is None
+
+
+def test_without_its_optimizer_a_model_is_an_ordinary_one() -> None:
+    model, optimizer = plain()
+    step_in_backward(model, optimizer)
+    del optimizer
+    gc.collect()
+    model(torch.ones(6)).sum().backward()
+    assert clip_grad_norm_(model.parameters(), 1.0) > 0
+    step_in_backward(model, Adafactor(model.parameters()))

@@ -1,0 +1,215 @@
+"""What cannot work with step inside backward says so, and failures half-way leave a model that can go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+
+from adafactor import Adafactor, step_in_backward
+from tests.backward.loops import GONE, STEPS, Run, grads, loss_of, plain
+from tests.integrations.exact import copy_of
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model: clip_grad_norm_(model.parameters(), 1.0),
+        lambda model: clip_grad_norm_(model.parameters(), 1.0, norm_type=math.inf, foreach=False),
+        lambda model: clip_grad_norm_(model[2].bias, 1.0),
+        lambda model: clip_grad_value_(model.parameters(), 1.0),
+        lambda model: get_total_norm([p.grad for p in model.parameters()]),
+        lambda model: model[0].weight.grad.norm().item(),
+        lambda model: model[0].weight.grad.abs().max(),
+        lambda model: model[0].weight.grad.mul_(2),
+        lambda model: model.to(torch.float64),
+    ],
+    ids=["norm", "maximum norm", "norm of one", "value", "total norm", "log", "look", "scale", "convert"],
+)
+def test_whoever_asks_for_a_gradient_after_backward_is_told_that_it_is_gone(ask: Callable[[Any], Any]) -> None:
+    model, optimizer = plain()
+    step_in_backward(model, optimizer)
+    model(torch.ones(6)).sum().backward()
+    with pytest.raises(RuntimeError, match=GONE):
+        ask(model)
+    optimizer.step()
+    assert grads(model) == [None] * 4
+
+
+def test_a_freed_gradient_can_be_printed() -> None:
+    model, optimizer = plain()
+    step_in_backward(model, optimizer)
+    model(torch.ones(6)).sum().backward()
+    assert "the gradient of 2.bias, used and freed" in repr(model[2].bias.grad)
+
+
+def test_a_gradient_scaler_is_told_that_gradients_are_gone() -> None:
+    model, optimizer = plain()
+    step_in_backward(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(6)).sum()).backward()
+    with pytest.raises(RuntimeError, match=f"{GONE}.*GradScaler.*bfloat16"):
+        scaler.step(optimizer)
+
+
+def test_a_disabled_gradient_scaler_does_no_harm() -> None:
+    ordinary, inside = Run().train(), Run().attached()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for step in range(STEPS):
+        scaler.scale(loss_of(inside.model, step)).backward()
+        scaler.step(inside.optimizer)
+        scaler.update()
+        inside.optimizer.zero_grad()
+    inside.assert_equal(ordinary)
+
+
+def test_a_second_backward_in_a_step_is_refused() -> None:
+    inside = Run().attached()
+    loss_of(inside.model, 0).backward()
+    with pytest.raises(RuntimeError, match=r"second gradient came for \S+, .* optimizer\.step\(\) .* accumulate="):
+        loss_of(inside.model, 1).backward()
+
+
+def test_a_graph_that_is_kept_for_a_second_backward_is_refused() -> None:
+    model, optimizer = plain()
+    step_in_backward(model, optimizer)
+    loss = model(torch.ones(6)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="second gradient|modified by an inplace operation"):  # ours or torch's
+        loss.backward()
+
+
+def test_torch_notices_when_a_parameter_that_has_stepped_is_needed_again() -> None:
+    """Its gradient is complete before the product that reads it without a gradient goes backward."""
+    w, x = nn.Parameter(torch.ones(3, 3)), torch.ones(3, 3, requires_grad=True)
+    holder = nn.ParameterList([w])
+    step_in_backward(holder, Adafactor(holder.parameters()))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        ((x @ w.detach()).tanh() @ w).sum().backward()
+
+
+def test_raising_inside_backward_leaves_the_bad_one_and_says_that_others_have_stepped(backend: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    optimizer = Adafactor(model.named_parameters(), on_nonfinite="raise")
+    step_in_backward(model, optimizer)
+    before = copy_of(model)
+    x = torch.ones(6)
+    x[2] = math.inf
+    with pytest.raises(FloatingPointError, match=r"gradient of 0\.weight .* nothing was updated of it, but this is"):
+        model(x).sum().backward()
+    same = {name for name, value in copy_of(model).items() if torch.equal(value, before[name])}
+    assert same - {"0.bias"} == {"0.weight"}  # the bias beside it may come before or after
+    with pytest.raises(FloatingPointError, match="0.weight"):
+        optimizer.step()  # as in the ordinary loop, until the gradient is dropped
+    optimizer.zero_grad()
+    model(torch.ones(6)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
+
+
+class Fails(torch.autograd.Function):
+    """Fails in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The identity."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Out of memory, say."""
+        raise MemoryError("half-way")
+
+
+def test_after_a_failure_half_way_the_next_batch_goes_on() -> None:
+    model, optimizer = plain()
+    step_in_backward(model, optimizer)
+    with pytest.raises(MemoryError, match="half-way"):
+        model[2](Fails.apply(model[:2](torch.ones(6)))).sum().backward()
+    optimizer.zero_grad()
+    model(torch.ones(6)).sum().backward()
+    optimizer.step()
+    assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [1, 1, 2, 2]
+
+
+def test_bad_arguments_are_named() -> None:
+    model, optimizer = plain()
+    for wrong, error, message in (
+        ((model.parameters(), optimizer), TypeError, "model must be a torch.nn.Module, not generator"),
+        ((model, torch.optim.SGD(model.parameters())), TypeError, "optimizer must be an adafactor.Adafactor, not SGD"),
+        ((model[0], optimizer), ValueError, "2.weight, 2.bias: held by the optimizer, but not in the model"),
+        ((nn.ModuleList([model, nn.Linear(2, 2)]), optimizer), ValueError, "1.weight, 1.bias: trainable, but not in"),
+    ):
+        with pytest.raises(error, match=message):
+            step_in_backward(*wrong)
+    for keywords, error, message in (
+        ({"accumulate": 0}, ValueError, "accumulate=0 must be at least 1"),
+        ({"accumulate": 2.0}, TypeError, "accumulate=2.0 must be an integer, not float"),
+        ({"accumulate": True}, TypeError, "accumulate=True must be an integer"),
+        ({"max_norm": 0}, ValueError, "max_norm=0 must be None or a number above 0"),
+        ({"max_norm": math.nan}, ValueError, "max_norm=nan must be"),
+        ({"max_norm": "1"}, TypeError, "max_norm='1' must be None or a number above 0, not str"),
+    ):
+        with pytest.raises(error, match=message):
+            step_in_backward(model, optimizer, **keywords)
+    loss = model(torch.ones(6)).sum()
+    loss.backward()
+    assert clip_grad_norm_(model.parameters(), 1.0) > 0, "nothing was attached by a call that failed"
+
+
+def test_parameters_without_names_are_numbered_and_many_are_not_all_listed() -> None:
+    model, _ = plain()
+    optimizer = Adafactor(model.parameters())
+    with pytest.raises(ValueError, match="^parameter 2, parameter 3: held by"):
+        step_in_backward(model[0], optimizer)
+    with pytest.raises(ValueError, match="^parameter 0, parameter 1, parameter 2 and 1 more: held by"):
+        step_in_backward(nn.Linear(2, 2), optimizer)
+
+
+def test_attaching_twice_is_an_error() -> None:
+    model, optimizer = plain()
+    handle = step_in_backward(model, optimizer)
+    for other in (optimizer, Adafactor(model.parameters())):
+        with pytest.raises(ValueError, match=r"0\.weight, 0\.bias, 2\.weight and 1 more: attached already"):
+            step_in_backward(model, other)
+    handle.remove()
+    step_in_backward(model, optimizer)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process only."""
+    import torch.distributed as dist
+
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_sharded_parameters_are_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, _ = plain()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ValueError, match=r"0\.weight, .* and 1 more: sharded \(DTensor\)"):
+        step_in_backward(model, Adafactor(model.parameters()))
+
+
+@pytest.mark.usefixtures("alone")
+def test_data_parallel_gradients_are_refused_also_when_the_wrapper_is_not_seen() -> None:
+    model, optimizer = plain()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    with pytest.raises(ValueError, match="DistributedDataParallel, which adds up gradients after"):
+        step_in_backward(wrapped, optimizer)
+    step_in_backward(model, optimizer)
+    with pytest.raises(RuntimeError, match=GONE):
+        wrapped(torch.ones(6)).sum().backward()
