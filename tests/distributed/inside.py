@@ -29,8 +29,8 @@ def told(model: nn.Module, keywords: dict[str, Any]) -> dict[str, Any]:
             optimizer.step()
     figures = ("rms_update", "step_size", "relative_change", "rms_parameter", "clip_rate", "steps")
     return {
-        "records": [[getattr(record, name) for name in figures] for record in history.reports[-1].records],
-        "words": [str(finding) for finding in diagnose(history)],
+        "records": [{name: getattr(record, name) for name in figures} for record in history.reports[-1].records],
+        "words": [(finding.kind, finding.parameters) for finding in diagnose(history)],
         "fits": [asdict(fit) for fit in moment.compare()],
     }
 
