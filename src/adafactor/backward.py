@@ -138,7 +138,7 @@ class Handle:
             if p.requires_grad and p not in self._hooks:
                 self._hooks[p] = p.register_post_accumulate_grad_hook(_Hook(self))
 
-    def arrived(self, p: Tensor) -> None:
+    def _arrived(self, p: Tensor) -> None:
         """A backward pass has completed the gradient of `p`."""
         if self.accumulate > 1:
             count = self._held[p.grad] = self._held.get(p.grad, 0) + 1
@@ -207,7 +207,7 @@ class _Hook:
     @torch._disable_dynamo  # type: ignore[attr-defined]  # compiled autograd calls it as it is
     def __call__(self, p: Tensor) -> None:
         if (handle := self.handle()) is not None:
-            handle.arrived(p)
+            handle._arrived(p)
 
 
 class Spent(Tensor):
