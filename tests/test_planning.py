@@ -1,20 +1,370 @@
-"""`adafactor plan`: what the shapes say, checked against optimizers that were made."""
+"""`adafactor plan`: what the shapes say, checked against optimizers that were made and memory that was measured."""
 
 from __future__ import annotations
 
+import gc
+import importlib.util
+import json
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
-from adafactor import Adafactor, cli
-from adafactor.planning import PRESETS, llama, plan_shards, shapes_of
+from adafactor import Adafactor, cli, plan
+from adafactor.layout import layout
+from adafactor.planning import PRESETS, SETTINGS, plan_shards, shapes_of, sizes
+from adafactor.planning.models import Weight, find, of_module
+from adafactor.planning.ours import BLOCK_BYTES, compiled_vectors
+from adafactor.planning.presets import llama
+from adafactor.planning.setting import FLOAT, SHORT
 from adafactor.traffic import fully_sharded
+from bench.bill import NOT_HERE, OURS, Training, peak_bytes
+
+ROOT = Path(__file__).parent.parent
+HERE = [key for key in SETTINGS if key not in NOT_HERE]
+MODELS = {
+    "vectors, matrices, a scalar": [(7,), (12, 5), (), (1, 9), (9, 1), (5000,)],
+    "convolutions": [(16, 3, 3, 3), (16,), (32, 16, 1, 1), (8, 4, 5)],
+    "a Llama": list(llama(2, 16, 40, 8, 300, tied=False)),
+}
 
 
-def model() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.LayerNorm(4))
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4))
 
 
-def test_the_state_is_that_of_an_optimizer_that_was_made() -> None:
+class Odd(nn.Module):
+    """A tied weight, a frozen one, one of integers, and a buffer."""
+
+    def __init__(self) -> None:
+        """With 60 + 20 + 6 + 6 numbers."""
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.output = nn.Linear(6, 10, bias=False)
+        self.output.weight = self.embedding.weight
+        self.frozen = nn.Linear(5, 4, bias=False).requires_grad_(False)
+        self.table = nn.Parameter(torch.zeros(6, dtype=torch.int16), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("mask", torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shapes", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("key", SETTINGS)
+def test_the_state_is_that_of_the_optimizer_to_the_byte(key: str, shapes: list[tuple[int, ...]]) -> None:
+    package = {"adamw-8bit": "bitsandbytes", "transformers": "transformers"}.get(key.removesuffix("-bfloat16"), "torch")
+    if importlib.util.find_spec(package.removesuffix("-float32")) is None:
+        pytest.skip(f"{package} is not installed")
+    weights = tuple(map(Weight, shapes))
+    training = Training(key, weights)
+    training.step()
+    line = plan(of_shapes(weights), settings=[key]).lines[0].whole
+    assert line.statistics + line.momentum + line.rounding == training.state_bytes()
+    assert line.weights == sum(p.nbytes for p in training.params)
+    assert line.master == sum(p.nbytes for p in training.masters)
+
+
+def of_shapes(weights: tuple[Weight, ...]) -> nn.Module:
+    return nn.ParameterList(torch.empty(w.shape, device="meta") for w in weights)
+
+
+def test_tied_weights_count_once_and_frozen_ones_have_no_gradient() -> None:
+    with torch.device("meta"):
+        bill = plan(Odd())
+    assert (bill.parameters, bill.trained, bill.tensors) == (92, 66, 4)
+    line = bill.line("adafactor-bfloat16").whole
+    assert line.weights == 2 * (60 + 20 + 6) + 2 * 6  # integers are left as they are
+    assert line.gradients == 2 * (60 + 6)
+    assert line.statistics == 4 * (10 + 6 + 6) + 2 * 4
+    assert line.buffers == 24
+    mixed = bill.line("adamw-mixed").whole
+    assert (mixed.weights, mixed.master, mixed.gradients) == (184, 4 * 66, 2 * 66)
+
+
+def test_inside_backward_only_the_largest_gradient_and_the_tied_ones_wait() -> None:
+    untied = plan(nn.Sequential(nn.Linear(30, 7, bias=False), nn.Linear(7, 20, bias=False))).line("adafactor-backward")
+    assert untied.whole.gradients == 2 * 30 * 7
+    assert plan(Odd()).line("adafactor-backward").whole.gradients == 2 * (60 + 60)
+
+
+def test_a_step_lets_go_of_the_gradients() -> None:
+    training = Training("adafactor-float32", (Weight((40, 30)), Weight((30,))))
+    gc.collect()
+    gc.disable()  # what only the collector would free is held too long
+    try:
+        training.step()
+        gradients = [weak(p) for p in training.params]
+        for p in training.params:
+            p.grad = None
+        assert [gradient() for gradient in gradients] == [None, None]
+    finally:
+        gc.enable()
+
+
+def weak(p: torch.Tensor) -> Any:
+    import weakref
+
+    return weakref.ref(p.grad)
+
+
+def test_the_compiled_step_reserves_the_vectors_that_the_plan_says() -> None:
+    cpu = pytest.importorskip("adafactor.kernels.cpu")
+    for shape in [
+        (7, 9),
+        (768, 3072),
+        (3072, 768),
+        (50257, 768),
+        (4096, 4096),
+        (9,),
+        (10**6,),
+        (16, 3, 3, 3),
+        (5, 6, 7),
+    ]:
+        shapes, strides = layout(shape, "outer"), torch.empty(shape, device="meta").stride()
+        if shapes.row_axis is None:
+            path = cpu._flat_path(shape, strides, strides)
+        else:
+            path = cpu._path(shape, strides, strides, shapes.row_axis, shapes.col_axis)
+        assert compiled_vectors((shape, shape)) == 8 * path.room, shape
+
+
+@pytest.mark.slow
+def test_each_device_has_what_fsdp2_gives_the_first_rank() -> None:
+    """Under a process group that only pretends to have other ranks; uneven shards, and more ranks than rows."""
+    script = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from adafactor import Adafactor
+from tests.test_planning import cut_model
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+model = fully_shard(cut_model(), mesh=init_device_mesh("cpu", (4,)))
+optimizer = Adafactor(model.parameters(), beta1=0.9)
+local = lambda t: getattr(t, "to_local", lambda: t)().nbytes
+print(sum(local(p) for p in model.parameters()), sum(local(v) for s in optimizer.state.values() for v in s.values()))
+"""
+    child = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    weights, state = map(int, child.stdout.split())
+    line = plan(cut_model(), shards=4).line("adafactor-float32-momentum").device
+    assert line is not None
+    assert (line.weights, line.gradients) == (weights, weights)
+    assert line.statistics + line.momentum == state
+
+
+def cut_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 7), nn.Conv2d(6, 5, 3), nn.LayerNorm(3), nn.Embedding(33, 8))
+
+
+def test_a_device_has_its_share_and_what_cannot_be_sharded_says_so() -> None:
+    bill = plan("llama-7b", shards=8, budget="24GiB")
+    adamw = bill.line("adamw-float32")
+    assert adamw.device is not None
+    assert adamw.device.total == pytest.approx(adamw.whole.total / 8, rel=1e-3)
+    assert bill.line("torch-float32").device is None and bill.line("torch-float32") not in bill.fitting
+    assert "Cannot be sharded: torch-float32" in str(bill)
+
+
+def test_a_budget_says_which_settings_fit_and_what_is_left() -> None:
+    bill = plan("gpt2-xl", budget="12GiB")
+    fitting = {line.key for line in bill.fitting}
+    assert "adamw-float32" not in fitting and {"adamw-bfloat16", "adafactor-float32"} <= fitting
+    line = bill.line("adafactor-backward")
+    assert line.left(12 * 2**30) == 12 * 2**30 - line.whole.total
+    assert "Within 12.0 GiB: adamw-bfloat16" in str(bill)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("24GiB", 24 * 2**30), ("24 GB", 24 * 10**9), ("1.5mib", 3 * 2**19), ("800MB", 8 * 10**8), ("7", 7), (9, 9)],
+)
+def test_sizes_are_read_as_written(text: int | str, count: int) -> None:
+    assert sizes.parse(text) == count
+
+
+@pytest.mark.parametrize("text", ["24G", "GiB", "-1GiB", "0", "24 gibibytes", "1e9", True, 0])
+def test_a_size_that_could_mean_two_things_is_refused(text: int | str) -> None:
+    with pytest.raises(ValueError, match="must be a size above 0 such as 24GiB"):
+        sizes.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "–"), (999, "999 B"), (2**20, "1.00 MiB"), (10**9, "954 MiB"), (25 * 2**30, "25.0 GiB")]
+)
+def test_sizes_are_shown_with_three_digits(count: int, text: str) -> None:
+    assert sizes.show(count) == text
+
+
+def test_bars_are_as_long_as_their_numbers() -> None:
+    bill = plan("gpt2", settings=["adamw-float32", "adafactor-bfloat16"])
+    long, short = bill.chart(width=80).splitlines()[:2]
+    marks = "█▓▒░▚▞·="
+    assert sum(long.count(mark) for mark in marks) == 80
+    drawn, (first, second) = sum(short.count(mark) for mark in marks), bill.lines
+    assert abs(drawn - 80 * second.whole.total / first.whole.total) <= 0.5
+    assert long.count("█") == long.count("▒") == long.count("░") == long.count("▚") == 20
+
+
+def test_a_plot_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plan("gpt2", budget="2GiB", shards=2).plot(tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shards": 0}, "shards=0 must be an integer of at least 1"),
+        ({"adamw": "apex"}, "adamw='apex' must be one of"),
+        ({"device": "tpu9"}, "device='tpu9' must be a device"),
+        ({"settings": ["sgd"]}, "unknown setting 'sgd'; there are adamw-float32"),
+        ({"budget": "24G"}, "'24G' must be a size"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan("gpt2", **arguments)
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    with pytest.raises(ValueError, match="Linear has no parameters to train"):
+        plan(nn.Linear(3, 2).requires_grad_(False))
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, a name or a path, not list"):
+        plan([(3, 2)])  # type: ignore[arg-type]
+
+
+def test_a_config_is_built_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 3, "n_embd": 24, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if importlib.util.find_spec("transformers"):
+        bill = plan(tmp_path / "config.json")
+        assert bill.parameters == 50257 * 24 + 1024 * 24 + 3 * (12 * 24 * 24 + 13 * 24) + 2 * 24
+        assert find(str(tmp_path)).weights[0].uses == 2
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"config\.json needs transformers"):
+        plan(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not JSON"), ("[]", "no model_type"), ('{"model_type": "abacus"}', "no model_type 'abacus'")],
+)
+def test_another_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    if "abacus" in text:
+        pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        plan(tmp_path / "config.json")
+
+
+COUNTS = {
+    "gpt2": 124439808,
+    "gpt2-medium": 354823168,
+    "gpt2-large": 774030080,
+    "gpt2-xl": 1557611200,
+    "bert-base": 109482240,
+    "bert-large": 335141888,
+    "t5-small": 60506624,
+    "t5-base": 222903552,
+    "t5-large": 737668096,
+    "t5-3b": 2851598336,
+    "t5-11b": 11307321344,
+    "llama-1b": 1235814400,
+    "llama-3b": 3212749824,
+    "llama-7b": 6738415616,
+    "llama-8b": 8030261248,
+    "llama-13b": 13015864320,
+    "llama-70b": 70553706496,
+    "mistral-7b": 7241732096,
+}
+
+
+def test_the_presets_have_their_models_size() -> None:
+    assert {name: sum(map(prod, preset.shapes)) for name, preset in PRESETS.items()} == COUNTS
+
+
+GPT2 = ("n_layer", "n_embd", "n_head")
+BERT = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+T5 = ("num_layers", "d_model", "d_ff", "num_heads", "d_kv")
+LLAMA = (*BERT, "num_key_value_heads", "vocab_size", "tie_word_embeddings")
+KINDS = {
+    "gpt2": "GPT2LMHeadModel",
+    "bert": "BertModel",
+    "t5": "T5ForConditionalGeneration",
+    "llama": "LlamaForCausalLM",
+}
+CONFIGS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "gpt2": (GPT2, (12, 768, 12)),
+    "gpt2-medium": (GPT2, (24, 1024, 16)),
+    "gpt2-large": (GPT2, (36, 1280, 20)),
+    "gpt2-xl": (GPT2, (48, 1600, 25)),
+    "bert-base": (BERT, (12, 768, 3072, 12)),
+    "bert-large": (BERT, (24, 1024, 4096, 16)),
+    "t5-small": (T5, (6, 512, 2048, 8, 64)),
+    "t5-base": (T5, (12, 768, 3072, 12, 64)),
+    "t5-large": (T5, (24, 1024, 4096, 16, 64)),
+    "t5-3b": (T5, (24, 1024, 16384, 32, 128)),
+    "t5-11b": (T5, (24, 1024, 65536, 128, 128)),
+    "llama-1b": (LLAMA, (16, 2048, 8192, 32, 8, 128256, True)),
+    "llama-3b": (LLAMA, (28, 3072, 8192, 24, 8, 128256, True)),
+    "llama-7b": (LLAMA, (32, 4096, 11008, 32, 32, 32000, False)),
+    "llama-8b": (LLAMA, (32, 4096, 14336, 32, 8, 128256, False)),
+    "llama-13b": (LLAMA, (40, 5120, 13824, 40, 40, 32000, False)),
+    "llama-70b": (LLAMA, (80, 8192, 28672, 64, 8, 128256, False)),
+    "mistral-7b": (LLAMA, (32, 4096, 14336, 32, 8, 32000, False)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_preset_is_the_model_that_transformers_builds(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert CONFIGS.keys() == PRESETS.keys()
+    kind = getattr(transformers, KINDS.get(name.split("-")[0], "MistralForCausalLM"))
+    with torch.device("meta"):
+        built = kind(kind.config_class(**dict(zip(*CONFIGS[name], strict=True))))
+    theirs, ours = of_module(name, built), find(name)
+    assert [w.shape for w in ours.weights] == [w.shape for w in theirs.weights]
+    assert [w.uses > 1 for w in ours.weights] == [w.uses > 1 for w in theirs.weights]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", HERE)
+def test_the_peak_of_a_step_is_within_five_per_cent_of_the_plan(key: str) -> None:
+    if key.startswith("transformers"):
+        pytest.importorskip("transformers")
+    planned = plan("gpt2", device="cpu", settings=[key]).lines[0].whole.total
+    assert peak_bytes(key) == pytest.approx(planned, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adamw", ["foreach", "loop"])
+def test_so_is_that_of_the_other_adamws(adamw: str) -> None:
+    planned = plan("gpt2", device="cpu", settings=["adamw-float32"], adamw=adamw).lines[0].whole.total
+    assert peak_bytes("adamw-float32", adamw=adamw) == pytest.approx(planned, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "rounding"), BLOCK_BYTES)
+def test_plain_torch_holds_as_much_for_each_element_of_a_block(dtype: torch.dtype, rounding: str) -> None:
+    keys = {(FLOAT, "nearest"): "adafactor-float32", (SHORT, "nearest"): "adafactor-bfloat16"}
+    key = keys.get((dtype, rounding), f"adafactor-{rounding}")
+    assert OURS[key].get("rounding", "nearest") == rounding
+    held = peak_bytes(key, "bench.bill:square", backend="eager") - without_temporary(key)
+    assert held / 2**20 == pytest.approx(BLOCK_BYTES[dtype, rounding], abs=1)
+
+
+def without_temporary(key: str) -> int:
+    line = plan("bench.bill:square", settings=[key]).lines[0].whole
+    return line.total - line.temporary
+
+
+def test_the_state_in_the_traffic_is_that_of_an_optimizer_that_was_made() -> None:
     shapes = list(llama(2, 16, 40, 8, 50, tied=False))
     optimizer = Adafactor([torch.zeros(shape, requires_grad=True) for shape in shapes])
     held = sum(t.nbytes for state in optimizer.state.values() for t in state.values())
@@ -29,19 +379,49 @@ def test_a_ring_sends_an_all_reduce_twice_and_a_reduce_scatter_once() -> None:
     assert plan_shards("two", shapes, 1).share == 0
 
 
-@pytest.mark.parametrize(("name", "billions"), [("llama-1b", 1.24), ("llama-7b", 6.74), ("llama-70b", 70.55)])
-def test_the_presets_have_their_models_size(name: str, billions: float) -> None:
-    assert plan_shards(name, shapes_of(name), 8).parameters / 1e9 == pytest.approx(billions, abs=0.005)
-    assert name in PRESETS
-
-
-def test_the_command_takes_a_preset_or_ones_own_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "llama-7b", f"{__name__}:model", "--shards", "2"]) == 0
+def test_the_command_takes_a_preset_or_ones_own_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = f"{__name__}:model"
+    assert cli.main(["plan", "llama-7b", own, "--shards", "2"]) == 0
     out = capsys.readouterr().out
-    assert "| llama-7b | 6,738,415,616 |" in out and f"| {__name__}:model | 36 |" in out
+    assert "| llama-7b | 6,738,415,616 |" in out and f"| {own} | 36 |" in out
+    assert "llama-7b: 6,738,415,616 parameters in 291 tensors, cut among 2 devices." in out
+    assert shapes_of(own) == [(4, 6), (4,), (4,), (4,)]
+    for module in ("rich.console", "rich"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["plan", own, "--budget", "1KiB", "--settings", "adamw-float32"]) == 0
+    assert "Within 1.00 KiB: adamw-float32." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["llama-8b"], ["llama-7b", "--shards", "0"]], ids=str)
+def test_the_command_draws_in_a_terminal_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["plan", "gpt2", "--budget", "1GiB"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[" in out and "adafactor, bfloat16, kahan" in out and "Not counted: activations" in out
+
+
+def test_the_command_without_a_model_shows_the_traffic_of_three(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--shards", "8", "64"]) == 0
+    assert sum(line.startswith("| llama-") for line in capsys.readouterr().out.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["llama-9b"],
+        ["llama-7b", "--shards", "0"],
+        ["gpt2", "--budget", "24G"],
+        ["gpt2", "bert-base", "--plot", "x.png"],
+    ],
+    ids=str,
+)
 def test_a_mistake_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", *words]) == 2
-    assert capsys.readouterr().err.startswith("adafactor plan: ")
+    err = capsys.readouterr().err
+    assert err.startswith("adafactor plan: ") and err.count("\n") == 1

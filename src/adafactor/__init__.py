@@ -9,8 +9,9 @@ from adafactor.optimizer import Adafactor
 
 if TYPE_CHECKING:
     from adafactor.migration import MigrationWarning, like, migrate
+    from adafactor.planning import plan
 
-__all__ = ["Adafactor", "MigrationWarning", "Record", "like", "migrate", "schedules", "step_in_backward"]
+__all__ = ["Adafactor", "MigrationWarning", "Record", "like", "migrate", "plan", "schedules", "step_in_backward"]
 __version__ = "0.1.0"
 
 
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from adafactor import migration
 
         return getattr(migration, name)
+    if name == "plan":
+        from adafactor import planning
+
+        return planning.plan
     raise AttributeError(f"module 'adafactor' has no attribute {name!r}")

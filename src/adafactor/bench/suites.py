@@ -91,23 +91,28 @@ def find(name: str) -> Suite:
 
 
 def of_model(reference: str) -> Suite:
-    """The shapes of the model that `module:function` returns; its weights are not made where it can be helped."""
+    """The shapes of the model that `module:function` returns."""
+    shapes = tuple(tuple(p.shape) for p in build(reference).parameters() if p.requires_grad and p.numel())
+    if not shapes:
+        raise ValueError(f"{reference} has no parameters to train")
+    return Suite(reference, reference, shapes)
+
+
+def build(reference: str) -> torch.nn.Module:
+    """The model that `module:function` returns; its weights are not made where it can be helped."""
     module, colon, function = reference.partition(":")
     if not (module and colon and function):
-        raise ValueError(f"--model {reference!r} must be module:function")
+        raise ValueError(f"the model {reference!r} must be module:function")
     if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
         sys.path.insert(0, here)
-    build = getattr(importlib.import_module(module), function, None)
-    if not callable(build):
-        raise ValueError(f"--model: {module} has no function {function!r}")
+    make = getattr(importlib.import_module(module), function, None)
+    if not callable(make):
+        raise ValueError(f"{reference}: {module} has no function {function!r}")
     try:
         with torch.device("meta"):
-            model = build()
+            model = make()
     except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
-        model = build()
+        model = make()
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"--model: {reference} returned {type(model).__name__}, not a torch.nn.Module")
-    shapes = tuple(tuple(p.shape) for p in model.parameters() if p.requires_grad and p.numel())
-    if not shapes:
-        raise ValueError(f"--model: {reference} has no parameters to train")
-    return Suite(reference, reference, shapes)
+        raise ValueError(f"{reference} returned {type(model).__name__}, not a torch.nn.Module")
+    return model

@@ -1,0 +1,176 @@
+"""Planned against measured: the peak of a step in each setting that runs here, and the table of docs/plan.md.
+
+python -m bench.bill [model]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adafactor import Adafactor, plan, step_in_backward
+from adafactor.bench.memory import ENVIRONMENT, PEAK, _status
+from adafactor.planning import SETTINGS, sizes
+from adafactor.planning.models import Weight, find
+
+MODEL = "gpt2"  # 124 million parameters; AdamW in float32 takes 1.9 GiB
+NOT_HERE = ("adamw-8bit", "adamw-8bit-bfloat16")  # bitsandbytes works in place on a GPU only
+OURS: dict[str, dict[str, Any]] = {
+    "adafactor-float32": {},
+    "adafactor-float32-momentum": {"beta1": 0.9},
+    "adafactor-bfloat16": {},
+    "adafactor-stochastic": {"rounding": "stochastic"},
+    "adafactor-stochastic-momentum": {"rounding": "stochastic", "beta1": 0.9},
+    "adafactor-kahan": {"rounding": "kahan"},
+    "adafactor-backward": {"rounding": "stochastic"},
+}
+
+
+class Given(torch.autograd.Function):
+    """Needs no activations, and gives its parameter a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor) -> Tensor:
+        """Some number."""
+        ctx.like = torch.empty_like(p, device="meta")
+        return p.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Tensor:
+        """As it may be early in a training run."""
+        return torch.full_like(ctx.like, 1e-3, device="cpu")
+
+
+class Parameters(torch.nn.Module):
+    """The parameters of a model; `forward` uses tied ones first and last, as embeddings are."""
+
+    def __init__(self, weights: tuple[Weight, ...], dtype: torch.dtype):
+        """Made of ones: every page of memory is touched."""
+        super().__init__()
+        self.all = torch.nn.ParameterList(torch.ones(w.shape, dtype=dtype) for w in weights)
+        self.tied = [p for p, w in zip(self.all, weights, strict=True) if w.uses > 1]
+
+    def forward(self) -> Tensor:
+        """A loss with a gradient for every parameter."""
+        used = [Given.apply(p) for p in [*self.all, *self.tied]]
+        return torch.stack(used).sum()
+
+
+class Training:
+    """A setting at work on new parameters."""
+
+    def __init__(self, key: str, weights: tuple[Weight, ...], adamw: str = "fused", backend: str = "auto"):
+        """Gradients are there, but for a step inside backward; the first step makes the state."""
+        self.key, self.model = key, Parameters(weights, SETTINGS[key].dtype)
+        self.params: list[Tensor] = list(self.model.parameters())
+        self.masters = [p.detach().float().requires_grad_() for p in self.params] if SETTINGS[key].master else []
+        # one optimizer for each master, so that one gradient at a time is converted
+        groups = [[master] for master in self.masters] or [self.params]
+        self.optimizers = [make(key, group, adamw, backend) for group in groups]
+        if SETTINGS[key].in_backward:
+            step_in_backward(self.model, cast(Adafactor, self.optimizers[0]))
+        else:
+            for p in self.params:
+                p.grad = torch.full_like(p, 1e-3)
+
+    def step(self) -> None:
+        """One step."""
+        if SETTINGS[self.key].in_backward:
+            self.model().backward()
+        for p, master, optimizer in zip(self.params, self.masters, self.optimizers, strict=False):
+            assert p.grad is not None
+            master.grad = p.grad.float()
+            optimizer.step()
+            p.detach().copy_(master.detach())
+            master.grad = None
+        if not self.masters:
+            self.optimizers[0].step()
+
+    def state_bytes(self) -> int:
+        """What the optimizers keep; a tensor that several parameters share counts once."""
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        return sum(v.nbytes for v in {v for state in states for v in state.values() if isinstance(v, Tensor)})
+
+
+def make(key: str, params: Sequence[Tensor], adamw: str, backend: str) -> Optimizer:
+    """The optimizer of a setting."""
+    if key in OURS:
+        return Adafactor(params, backend=backend, **OURS[key])
+    if key.startswith("torch-"):
+        return torch.optim.Adafactor(params)
+    if key.startswith("transformers-"):
+        from transformers.optimization import Adafactor as TransformersAdafactor
+
+        return cast(Optimizer, TransformersAdafactor(params))
+    if key.startswith("adamw-8bit"):
+        return cast(Optimizer, importlib.import_module("bitsandbytes").optim.AdamW8bit(params))
+    return torch.optim.AdamW(params, fused=adamw == "fused", foreach=adamw == "foreach")
+
+
+def square() -> torch.nn.Module:
+    """One matrix of 64 MiB in float32."""
+    return torch.nn.Linear(4096, 4096, bias=False)
+
+
+def peak_bytes(key: str, model: str = MODEL, adamw: str = "fused", backend: str = "auto") -> int:
+    """The peak of the resident set over two steps, above what it was before there were any parameters."""
+    request = json.dumps({"key": key, "model": model, "adamw": adamw, "backend": backend})
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "bench.bill", "--child", request],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if child.returncode:
+        raise RuntimeError(f"{key}: {child.stderr.strip().splitlines()[-1]}")
+    return int(child.stdout.split()[-1])
+
+
+def child(request: str) -> None:
+    """In a process of its own."""
+    asked = json.loads(request)
+    torch.set_num_threads(1)
+    model, key, how = find(asked["model"]), asked["key"], (asked["adamw"], asked["backend"])
+    small = Training(key, (Weight((6, 4), uses=2), Weight((5,))), *how)
+    small.step()  # whatever is compiled or loaded by a first step is here before the measurement
+    small.step()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = _status("VmRSS")
+    PEAK.write_text("5")  # the peak is now what is resident
+    training = Training(key, model.trained, *how)
+    training.step()
+    training.step()
+    print(_status("VmHWM") - before)
+
+
+def rows(model: str) -> Iterator[tuple[str, int, int]]:
+    """Label, planned and measured bytes of each setting."""
+    bill = plan(model, device="cpu")
+    for line in bill.lines:
+        if line.key not in NOT_HERE:
+            yield line.label, line.whole.total, peak_bytes(line.key, model)
+    for adamw in ("foreach", "loop"):
+        line = plan(model, device="cpu", adamw=adamw, settings=["adamw-float32"]).lines[0]
+        yield f"{line.label}, {adamw}", line.whole.total, peak_bytes(line.key, model, adamw)
+
+
+def main(model: str = MODEL) -> None:
+    """Print the table."""
+    print("| setting | planned | measured | measured / planned |\n|---|---|---|---|")
+    for label, planned, measured in rows(model):
+        print(f"| {label} | {sizes.show(planned)} | {sizes.show(measured)} | {measured / planned:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    child(sys.argv[2]) if sys.argv[1:2] == ["--child"] else main(*sys.argv[1:])

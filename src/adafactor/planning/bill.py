@@ -1,0 +1,212 @@
+"""The bill: what training a model takes in each setting, part by part, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from math import prod
+from pathlib import Path
+
+import torch
+
+from adafactor.bench.suites import Shape
+from adafactor.planning import sizes
+from adafactor.planning.models import Model, find
+from adafactor.planning.optimizers import SETTINGS
+from adafactor.planning.setting import ADAMW, Setting, Situation
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The parts of the bill. Activations are none of them."""
+
+    weights: int = 0
+    master: int = 0  # float32 copies of 16-bit weights, which the optimizer steps
+    gradients: int = 0
+    statistics: int = 0  # of the gradients' squares, and the counts of steps
+    momentum: int = 0
+    rounding: int = 0  # Kahan's compensation
+    temporary: int = 0  # the most that a step holds for a moment
+    buffers: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts together: the peak of a step."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+PARTS = tuple(part.name for part in fields(Bytes))
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one setting takes."""
+
+    key: str
+    label: str
+    whole: Bytes  # on one device
+    device: Bytes | None  # on the fullest of them; None if the optimizer cannot step sharded parameters
+    note: str = ""
+
+    def left(self, budget: int) -> int | None:
+        """What remains of a device's memory for activations; below zero if it is not enough, None if it cannot be."""
+        return None if self.device is None else budget - self.device.total
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The bill of a model. `str()` is a table with a chart below it, `plot(path)` draws it.
+
+    `lines` has one entry per setting; `fitting` are those that the budget covers.
+    """
+
+    model: str
+    parameters: int
+    trained: int
+    tensors: int
+    lines: tuple[Line, ...]
+    shards: int
+    situation: Situation
+    budget: int | None = None
+
+    @property
+    def fitting(self) -> tuple[Line, ...]:
+        """The settings that fit the budget; all if there is none."""
+        budget = self.budget
+        return tuple(x for x in self.lines if budget is None or (x.left(budget) or 0) > 0)
+
+    def line(self, key: str) -> Line:
+        """That of one setting."""
+        return next(line for line in self.lines if line.key == _known(key).key)
+
+    def __str__(self) -> str:
+        """The table, the chart, and what is not in them."""
+        from adafactor.planning import show
+
+        return show.text(self)
+
+    def chart(self, width: int = 60) -> str:
+        """A bar for each setting, in text."""
+        from adafactor.planning import show
+
+        return show.chart(self, width)
+
+    def plot(self, path: str | Path) -> None:
+        """The chart as a picture; matplotlib draws it."""
+        from adafactor.planning import show
+
+        show.plot(self, Path(path))
+
+
+def plan(
+    model: torch.nn.Module | str | Path,
+    *,
+    settings: Iterable[str] | None = None,
+    shards: int = 1,
+    budget: int | str | None = None,
+    device: str | None = None,
+    adamw: str = "fused",
+) -> Plan:
+    """The memory that training a model takes, before there is any: weights, gradients, state and temporaries.
+
+    Floating-point parameters are taken in the dtype that each setting names, other ones as they are. Tied parameters
+    count once; frozen ones have no gradient and no state. Activations are left out.
+
+    Args:
+        model: a torch.nn.Module, on the meta device if you like; the name of a preset (`"gpt2-xl"`, `"llama-7b"`, …);
+            `"module:function"`, which returns a module; or the path of a transformers `config.json`.
+        settings: which settings, by the keys of `adafactor.planning.SETTINGS`; all if not given.
+        shards: the number of devices among which FSDP2 cuts every parameter, along its first axis.
+        budget: the memory of a device: `"24GiB"`, `"24GB"`, or a number of bytes.
+        device: where the step runs, `"cpu"` or e.g. `"cuda"`: our step has other temporaries there. If not given,
+            the accelerator that torch finds, else the CPU.
+        adamw: which of torch's AdamWs: `"fused"` needs no temporary, `"foreach"` (torch's default on CUDA) one copy of
+            all parameters, `"loop"` (its default on a CPU) two of the largest.
+
+    Returns:
+        The plan: `print` it, ask its `lines`, or `plot` it.
+
+    Examples:
+        >>> bill = plan("gpt2")
+        >>> bill.line("adamw-float32").whole.statistics
+        497759824
+        >>> bill.line("adafactor-float32").whole.statistics
+        1287060
+    """
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise ValueError(f"shards={shards!r} must be an integer of at least 1")
+    if adamw not in ADAMW:
+        raise ValueError(f"adamw={adamw!r} must be one of {', '.join(map(repr, ADAMW))}")
+    chosen = list(SETTINGS.values()) if settings is None else [_known(key) for key in settings]
+    situation = Situation(_device(device), adamw)
+    found = find(model)
+    return Plan(
+        found.name,
+        found.parameters,
+        sum(w.count for w in found.trained),
+        len(found.weights),
+        tuple(_line(found, setting, situation, shards) for setting in chosen),
+        shards,
+        situation,
+        None if budget is None else sizes.parse(budget),
+    )
+
+
+def _known(key: str) -> Setting:
+    if key not in SETTINGS:
+        raise ValueError(f"unknown setting {key!r}; there are {', '.join(SETTINGS)}")
+    return SETTINGS[key]
+
+
+def _device(device: str | None) -> str:
+    if device is None:
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return "cpu" if found is None else found.type
+    try:
+        return torch.device(device).type
+    except RuntimeError as wrong:
+        raise ValueError(f"device={device!r} must be a device that torch knows, such as 'cpu' or 'cuda'") from wrong
+
+
+def _line(model: Model, setting: Setting, situation: Situation, shards: int) -> Line:
+    whole = _bytes(model, setting, situation, 1)
+    if shards == 1:
+        return Line(setting.key, setting.label, whole, whole)
+    if setting.unsharded:
+        return Line(setting.key, setting.label, whole, None, setting.unsharded)
+    return Line(setting.key, setting.label, whole, _bytes(model, setting, situation, shards))
+
+
+def _bytes(model: Model, setting: Setting, situation: Situation, shards: int) -> Bytes:
+    """On the first device, which has the largest part of every parameter."""
+    cuts = [(w.shape, cut(w.shape, shards)) for w in model.trained]
+    kept = [setting.keeps(one) for one in cuts]
+    gradients = [setting.dtype.itemsize * _count(w.shape, shards) for w in model.trained]
+    if setting.in_backward:
+        # the gradient of a tied parameter waits for the rest of it, however many others come in between
+        waiting = sum(g for g, w in zip(gradients, model.trained, strict=True) if w.uses > 1)
+        gradients = [waiting, max(gradients)]
+    bill = Bytes(
+        weights=sum(
+            (setting.dtype if w.dtype.is_floating_point else w.dtype).itemsize * _count(w.shape, shards)
+            for w in model.weights
+        ),
+        gradients=sum(gradients),
+        statistics=sum(k.statistics for k in kept) + setting.shares(cuts),
+        momentum=sum(k.momentum for k in kept),
+        rounding=sum(k.rounding for k in kept),
+        temporary=setting.holds(cuts, situation),
+        buffers=model.buffers,  # FSDP2 has a copy of them on every device
+    )
+    if not setting.master:
+        return bill
+    return replace(bill, master=torch.float32.itemsize * sum(_count(w.shape, shards) for w in model.trained))
+
+
+def cut(shape: Shape, shards: int) -> Shape:
+    """The largest part when FSDP2 cuts a parameter along its first axis."""
+    return (-(-shape[0] // shards), *shape[1:]) if shape else shape
+
+
+def _count(shape: Shape, shards: int) -> int:
+    return prod(cut(shape, shards))

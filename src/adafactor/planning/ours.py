@@ -1,0 +1,79 @@
+"""What our optimizer keeps for a parameter and holds during a step, on a CPU (compiled) and elsewhere (plain torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from adafactor.bench.suites import Shape
+from adafactor.dtensor import drop
+from adafactor.kernels.eager import BLOCK_DEVICE
+from adafactor.layout import STEP_DTYPE, Layout, layout
+from adafactor.planning.setting import FLOAT, SHORT, Cut, Kept, Setting, Situation
+
+STEP = STEP_DTYPE.itemsize
+
+
+def ours(key: str, label: str, dtype: torch.dtype, momentum: bool = False, rounding: str = "nearest") -> Setting:
+    """One of our modes."""
+
+    def keeps(cut: Cut) -> Kept:
+        count = prod(cut[1])
+        return Kept(
+            factors(cut) * FLOAT.itemsize + STEP,
+            count * FLOAT.itemsize if momentum else 0,
+            count * dtype.itemsize if rounding == "kahan" else 0,
+        )
+
+    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
+        # one parameter after the other, but sharded ones are on their way all at once
+        vectors = sum if any(whole != part for whole, part in cuts) else max
+        if situation.device == "cpu":
+            return vectors(map(compiled_vectors, cuts))
+        block = max(min(prod(part), BLOCK_DEVICE) for _, part in cuts) * BLOCK_BYTES[dtype, rounding]
+        return block + vectors(12 * factors(one) for one in cuts)  # means in double, scales in float32
+
+    in_backward = key.endswith("backward")
+    reason = "sharded parameters step together, not inside backward" if in_backward else ""
+    return Setting(key, label, dtype, keeps, holds, in_backward=in_backward, unsharded=reason)
+
+
+def factors(cut: Cut) -> int:
+    """The elements of our statistics on one device: the whole decides what is factored, a cut axis is cut in both."""
+    whole, part = cut
+    shapes = layout(whole, "outer")
+    if shapes.row_axis is None or shapes.col_axis is None:
+        return prod(part)
+    return prod(drop(part, shapes.col_axis)) + prod(drop(part, shapes.row_axis))
+
+
+# bytes for each element of the block that plain torch works on: room to compute in and for a converted copy, random
+# numbers on their way, what rounding took away
+BLOCK_BYTES = {
+    (FLOAT, "nearest"): 4,
+    (SHORT, "nearest"): 8,
+    (SHORT, "stochastic"): 32,
+    (SHORT, "kahan"): 19,
+}
+
+
+def compiled_vectors(cut: Cut) -> int:
+    """The bytes that the compiled step reserves for a parameter: R, C and their scales, and the pieces' column sums."""
+    shapes = layout(cut[0], "outer")
+    rows, cols, cuts, batch = _walk(shapes, cut[1])
+    return 8 * (2 * rows + (2 + cuts) * cols + 3 * batch * cuts)
+
+
+def _walk(shapes: Layout, part: Shape) -> tuple[int, int, int, int]:
+    """Lengths of R and C, pieces and batch of a contiguous tensor, as `kernels/cpu.py` walks it."""
+    if shapes.row_axis is None or shapes.col_axis is None:
+        return 0, 0, -(-prod(part) // 2**15), 1
+    first, second = sorted((shapes.row_axis, shapes.col_axis))
+    batch, lines, line = prod(part[:first]), part[first], prod(part[first + 1 :])
+    most = max(min(16, lines // 64), min(64, lines // 512), 1)
+    cuts = max(1, min(most, lines * line // 2**15))
+    each = -(-lines // cuts)
+    each += -each % 4
+    return prod(drop(part, second)), prod(drop(part, first)), -(-lines // each), batch
