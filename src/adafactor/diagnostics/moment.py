@@ -25,24 +25,38 @@ class Fit:
     """One parameter's second moment over the observed steps: V whole, and V̂ from V's row and column means.
 
     Both are of the same gradients with the same weights, so that what they differ by is the factoring and nothing else.
+
+    Attributes:
+        name: of the parameter.
+        shape: of the parameter.
+        estimator: `"outer"`, `"row"`, `"column"`, or `"full"`, which fits by definition.
+        steps: how many were observed.
+        coverage: the share of the optimizer's own average that falls on the observed steps; 1 from its first step on.
+        divergence: Σd(V, V̂)/ΣV, in nats: 0 for a V of rank 1. Of `"outer"`, how much a row tells of the column.
+        noise: the divergence that independent normal gradients with a V of rank 1 would show over as many steps.
+        largest_ratio: the largest V/V̂: there the update is too large by its root.
+        smallest_ratio: the smallest V/V̂: there the update is too small by its root.
+        within_two: the share of elements whose update is right within a factor of two: ¼ ≤ V/V̂ ≤ 4.
+        cosine: between the last G/√V̂ and G/√V.
+        difference: ‖G/√V̂ − G/√V‖/‖G/√V‖, of the same.
+        rms_factored: RMS(G/√V̂), of the same.
+        rms_full: RMS(G/√V), of the same.
     """
 
     name: str
     shape: tuple[int, ...]
-    estimator: str  # "outer", "row", "column", or "full", which fits by definition
-    steps: int  # observed
-    coverage: float  # the share of the optimizer's own average that falls on the observed steps; 1 from the first on
-    divergence: (
-        float  # Σd(V, V̂)/ΣV, in nats: 0 for a V of rank 1. For "outer", what rows and columns tell of each other
-    )
-    noise: float  # the divergence that independent normal gradients with a V of rank 1 would show over as many steps
-    largest_ratio: float  # max V/V̂: there the update is too large by its root
-    smallest_ratio: float  # min V/V̂: there it is too small
-    within_two: float  # the share of elements whose update is right within a factor of two: ¼ ≤ V/V̂ ≤ 4
-    cosine: float  # between the last G/√V̂ and G/√V
-    difference: float  # ‖G/√V̂ − G/√V‖/‖G/√V‖, of the same
-    rms_factored: float  # RMS(G/√V̂)
-    rms_full: float  # RMS(G/√V)
+    estimator: str
+    steps: int
+    coverage: float
+    divergence: float
+    noise: float
+    largest_ratio: float
+    smallest_ratio: float
+    within_two: float
+    cosine: float
+    difference: float
+    rms_factored: float
+    rms_full: float
 
     def __str__(self) -> str:
         """To be read; `docs/diagnostics.md` says what is much."""

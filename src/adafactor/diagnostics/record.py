@@ -15,7 +15,7 @@ from adafactor.equations import Scalar
 from adafactor.layout import wide
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a history keeps many
 class Record:
     """One parameter's figures, all of the last step unless said otherwise; NaN where there was none yet.
 

@@ -199,7 +199,7 @@ def _middle_cut(text: str, room: int) -> str:
 
 def _console() -> Console:
     try:
-        from rich.console import Console
+        from rich import get_console
     except ImportError as missing:
         raise ImportError("the live table needs rich: `pip install adafactor[watch]` brings it") from missing
-    return Console()
+    return get_console()  # that of rich's progress bars, so that the two know of each other

@@ -18,18 +18,30 @@ from adafactor.settings import Settings
 
 @dataclass(frozen=True)
 class About:
-    """What does not change from step to step, and what a figure has to be read with."""
+    """What does not change from step to step, and what a figure has to be read with.
 
-    dtype: str  # of the parameter: "float32", "bfloat16", …
+    Attributes:
+        dtype: of the parameter: `"float32"`, `"bfloat16"`, …
+        trainable: does it require gradients?
+        settings: of its group.
+    """
+
+    dtype: str
     trainable: bool
     settings: Settings
 
 
 @dataclass(frozen=True)
 class Report:
-    """All parameters' records after a step; `about` is empty where only the records are known."""
+    """All parameters' records after a step.
 
-    step: int  # t, the number of the last step; 0 if it is not known
+    Attributes:
+        step: t, the number of the last step; 0 if it is not known.
+        records: what `optimizer.report()` gave.
+        about: each parameter's dtype and settings; empty where only the records are known.
+    """
+
+    step: int
     records: tuple[Record, ...]
     about: Mapping[str, About] = field(default_factory=dict)
 

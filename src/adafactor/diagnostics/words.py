@@ -14,16 +14,27 @@ from adafactor.diagnostics.watch import About, Report
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the figures show; `str()` of it is to be read."""
+    """Something that the figures show; `str()` of it is to be read.
 
-    kind: str  # a key of `rules.RULES`, for programs
-    severity: str  # "warning": it costs quality; "note": it may be meant
+    Attributes:
+        kind: `"out of date"`, `"lost to rounding"` and so on, for programs.
+        severity: `"warning"`: it costs quality; `"note"`: it may be meant.
+        what: what is wrong, in a sentence.
+        parameters: the names of all that it is true of.
+        where: the same in short.
+        figure: of the worst of them.
+        certainty: `"certain"`: counted or proved; `"likely"`; `"possible"`: of few reports, or seen now and then.
+        change: what to do about it.
+    """
+
+    kind: str
+    severity: str
     what: str
     parameters: tuple[str, ...]
-    where: str  # the parameters in short
+    where: str
     figure: str
-    certainty: str  # "certain": counted or proved; "likely"; "possible": few reports, or seen now and then
-    change: str  # what to do about it
+    certainty: str
+    change: str
 
     def __str__(self) -> str:
         """Four short paragraphs."""
