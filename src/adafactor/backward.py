@@ -72,7 +72,7 @@ class Handle:
         self._optimizer = optimizer
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         self._held = WeakTensorKeyDictionary()  # backward passes in a gradient that waits; it goes when that goes
-        self._norms: list[Tensor] = []  # of this step's gradients so far
+        self._norms: dict[Tensor, Tensor] = {}  # of this step's gradients so far
         self._hooks: dict[Tensor, RemovableHandle] = {}
         self._ends = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -118,7 +118,7 @@ class Handle:
             hook.remove()
         for p in self._hooks:
             _forget(p)
-        self._hooks, self._ends, self._norms = {}, [], []
+        self._hooks, self._ends, self._norms = {}, [], {}
         self._optimizer.param_groups[0].pop(NORM, None)
 
     def __enter__(self) -> Handle:
@@ -159,8 +159,7 @@ class Handle:
         """Note the norm of a complete gradient, then scale it by what the previous step's norm says."""
         if self.max_norm is None or p.grad is None:
             return None
-        norm = _norm(p.grad)
-        self._norms.append(norm)
+        norm = self._norms[p] = _norm(p.grad)
         if self.norm is not None:
             p.grad.mul_((self.max_norm / (self.norm + 1e-6)).clamp(max=1.0).to(p.grad.device))
         return norm
@@ -190,11 +189,11 @@ class Handle:
         for p in self._parameters():
             p.grad = None
         if self._norms:
-            first = self._norms[0].device
-            norms = torch.stack([norm.to(first) for norm in self._norms])
+            first, *others = self._norms.values()
+            norms = torch.stack([first, *(norm.to(first) for norm in others)])
             # a gradient that is not finite was skipped, or is in the parameters by now: no reason to stop for it
             self._optimizer.param_groups[0][NORM] = vector_norm(norms.where(norms.isfinite(), 0.0))
-            self._norms = []
+            self._norms = {}
         self._watch()
 
 

@@ -86,6 +86,16 @@ def test_a_bad_gradient_does_not_make_the_norm_bad() -> None:
     assert handle.norm is not None and 0 < handle.norm.item() < math.inf
 
 
+def test_a_backward_that_failed_is_not_in_the_norm() -> None:
+    _, norms = limited(1.0, steps=1)
+    inside = Run().attached(max_norm=1.0)
+    loss_of(inside.model, 0).backward()
+    inside.optimizer.zero_grad()  # as after a failure half-way
+    inside.model.load_state_dict(Run().model.state_dict())
+    inside.train(range(1))
+    assert inside.handle.norm is not None and inside.handle.norm.item() == pytest.approx(norms[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(3000, 700), (700, 3000), (2_100_000,), (1, 1_100_000), (3, 2, 5), ()], ids=str)
 def test_the_norm_of_bfloat16_gradients_is_exact_enough(shape: tuple[int, ...]) -> None:
     g = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
