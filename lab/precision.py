@@ -207,19 +207,25 @@ def _bytes_table(runs: dict[str | None, list[Record]]) -> str:
 
 def _loss_table(runs: dict[str | None, list[Record]], title: str) -> str:
     lines = [f"| {title} | dev loss by seed | mean ± deviation | minus float32, same seed | test BLEU | "
-             "weights that never moved | distance from the start |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+             "weights where they started | distance from the start |", "|---|---|---|---|---|---|---|"]  # fmt: skip
     base = {record["config"]["seed"]: record["dev_loss"] for record in runs[None]}
+    before = [record["initial_loss"] for record in runs[None]]
+    lines += [f"| before | {_list(before)} | {_spread(before)} | | | | |"] if before else []
     for rounding, records in runs.items():
         if records:
             losses = [record["dev_loss"] for record in records]
             gaps = [r["dev_loss"] - base[r["config"]["seed"]] for r in records if r["config"]["seed"] in base]
-            cells = [label(rounding), ", ".join(f"{loss:.3f}" for loss in losses), _spread(losses)]
+            cells = [label(rounding), _list(losses), _spread(losses)]
             cells.append(_spread(gaps, signed=True) if rounding and gaps else "")
             cells.append(f"{mean(r['bleu']['test']['all'] for r in records):.1f}")
             cells.append(f"{100 * mean(r['unchanged'] for r in records):.1f} %")
             cells.append(f"{100 * mean(r['distance'] for r in records):.1f} %")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _list(values: list[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
 
 
 def _spread(values: list[float], signed: bool = False) -> str:

@@ -128,7 +128,13 @@ def made_up() -> list[dict[str, Any]]:
     for one in jobs():
         loss = 4.0 + ROUNDINGS.index(one.rounding) + one.seed / 10
         found.append(
-            {"name": one.name, "config": one.config(), "dev_loss": loss, "bleu": {"test": {"all": 3.0}}}
+            {
+                "name": one.name,
+                "config": one.config(),
+                "initial_loss": 8.0,
+                "dev_loss": loss,
+                "bleu": {"test": {"all": 3.0}},
+            }
             | {"curve": [[12, 6.0], [24, loss]], "unchanged": 0.25, "distance": 0.5, "parameters": 1000}
             | {"parameter_bytes": 2000, "gradient_bytes": 2000, "state_bytes": 60}
         )
