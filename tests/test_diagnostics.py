@@ -832,3 +832,17 @@ def test_a_callback_gets_figures_by_name_and_the_step() -> None:
         figures([], ["loss"])
     with pytest.raises(TypeError, match="add_scalar"):
         to_tensorboard("runs")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_example_finds_the_papers_unstable_setting_and_nothing_in_the_defaults(tmp_path: Path) -> None:
+    words = ["examples/diagnostics.py", "--steps", "30", "--output", str(tmp_path)]
+    root = Path(__file__).parent.parent
+    run = subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert len(list(tmp_path.glob("*.png"))) == 3
+    found = {name: diagnose(History.load(tmp_path / f"{name}.jsonl")) for name in ("default", "unstable", "changed")}
+    assert found["default"] == []
+    assert only(found["unstable"], "out of date").severity == "warning"
+    assert "out of date" not in kinds(found["changed"])
+    assert "where:" in run.stdout and "divergence" in run.stdout

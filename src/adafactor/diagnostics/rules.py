@@ -15,8 +15,8 @@ from adafactor.diagnostics.watch import About
 from adafactor.layout import layout
 from adafactor.settings import Settings
 
-# Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8; the largest is
-# 4.4, but clipped. With the paper's unstable setting four of five tensors jump above 4, and stay at 0.01–0.2 else.
+# Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8. The largest
+# is 4.4, but clipped. With the paper's unstable setting four of five tensors jump above 4, and stay at 0.01–0.2 else.
 JUMP = 4.0  # RMS(U) of a single step that is no chance
 HIGH = 2.0  # RMS(U) that is too high if it is so often
 OFTEN = 1 / 4  # of the reports
