@@ -176,9 +176,13 @@ def test_the_report_counts_steps_since_the_last_one() -> None:
     assert [record.steps for record in optimizer.report()] == [1] * 4
 
 
-def test_rms_of_a_large_tensor_is_summed_block_by_block() -> None:
-    x = torch.randn(3_000, 500).mul_(torch.logspace(-3, 3, 500)).t()
-    assert rms(x) == pytest.approx(float(x.double().square().mean().sqrt()), rel=1e-12)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_rms_of_a_parameter_is_that_of_a_sum_in_double(dtype: torch.dtype) -> None:
+    scaled = torch.randn(700, 500).mul_(torch.logspace(-3, 3, 500)).to(dtype)
+    wide, ones = scaled.view(100, 7, 500), torch.full((10_000_000,), 0.1, dtype=dtype)
+    for x in (scaled, scaled.t(), wide.transpose(0, 1), wide[:, ::2], scaled[0, 0], scaled[:3, 0], ones):
+        expected = float(x.double().square().mean().sqrt())
+        assert rms(x) == pytest.approx(expected, rel=1e-12 if dtype == torch.float64 else 1e-6)
     assert math.isnan(rms(torch.empty(0)))
 
 

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from adafactor import dtensor
 from adafactor import equations as eq
 from adafactor.equations import Scalar
-from adafactor.layout import wide
+from adafactor.layout import statistics_dtype, wide
+
+ROW = 1024  # elements whose squares are added in one go
 
 
 @dataclass(frozen=True, slots=True)  # a history keeps many
@@ -122,12 +126,16 @@ def relative_change(step_size: float, rms_update: float, rms_parameter: float, c
 
 
 def rms(x: Tensor) -> float:
-    """RMS(X), summed in double and block by block, so that nothing tensor-sized is made."""
-    from adafactor.kernels.eager import blocks
-
-    parts = (x.detach() if block is None else x.detach()[block] for block in blocks(x))
-    total = sum(float(part.to(wide(x.device)).square().sum()) for part in parts)
-    return float(eq.root_mean_square(total, x.numel())) if x.numel() else math.nan
+    """RMS(X), where a step has not measured it: in the precision of the statistics, and in double over rows of 1024."""
+    if not x.numel():
+        return math.nan
+    x = x.detach().permute(sorted(range(x.dim()), key=x.stride, reverse=True))  # in the order of memory
+    flat = x.reshape(-1)  # a view of all but tensors with gaps
+    whole = x.numel() // ROW * ROW
+    parts = (flat[:whole].view(-1, ROW), flat[whole:].view(1, -1))
+    norms = [vector_norm(part, dim=1, dtype=statistics_dtype(x.dtype)).to(wide(x.device)) for part in parts]
+    total = float(torch.cat(norms).square().sum())
+    return float(eq.root_mean_square(total, x.numel()))
 
 
 def _read(value: Scalar | None) -> float:
