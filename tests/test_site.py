@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 import adafactor
 from adafactor import diagnostics
+from bench import settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -123,3 +125,11 @@ def test_a_link_to_a_page_or_a_place_that_is_not_there_fails_the_build(tmp_path:
     status, output = build(tmp_path)
     assert status != 0
     assert "page does not exist" in output and "anchor does not exist" in output, output
+
+
+def test_the_tables_of_the_settings_page_are_those_of_the_committed_record() -> None:
+    page, record = (ROOT / "docs" / "settings.md").read_text(), json.loads(settings.RECORD.read_text())
+    tables = re.findall(r"<!-- (\w+) (\w+) -->\n\n((?:\|.*\n)+)", page)
+    assert [(title, figure) for title, figure, _ in tables] == settings.TABLES
+    for title, figure, table in tables:
+        assert table.strip() == settings.table(record[title], figure)
