@@ -48,13 +48,6 @@ def test_every_example_is_listed_and_run_here_or_beside_its_subject() -> None:
     assert all(f'"{name}"' in tests or f"examples/{name}" in tests for name in EXAMPLES)
 
 
-def test_fsdp2_runs_on_one_rank_and_its_loss_falls(tmp_path: Path) -> None:
-    status, output = torchrun(["examples/fsdp2.py", "--folder", str(tmp_path), "--steps", "20"], ranks=1)
-    assert status == 0, output[-6000:]
-    first, last = numbers(output)
-    assert last < first - 0.1, output
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--trainer-builds"]], ids=["optimizers", "optimizer_cls_and_kwargs"])
 def test_the_trainer_fine_tunes_with_an_optimizer_given_in_either_way(words: list[str], tmp_path: Path) -> None:
