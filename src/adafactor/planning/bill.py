@@ -26,12 +26,12 @@ class Bytes:
     statistics: int = 0  # of the gradients' squares, and the counts of steps
     momentum: int = 0
     rounding: int = 0  # Kahan's compensation
-    temporary: int = 0  # the most that a step holds for a moment
+    temporary: int = 0  # the most that a step, or the sum of a tied parameter's gradients, holds for a moment
     buffers: int = 0
 
     @property
     def total(self) -> int:
-        """All parts together: the peak of a step."""
+        """All parts together: the peak of a training step, but for activations."""
         return sum(getattr(self, part.name) for part in fields(self))
 
 
@@ -181,26 +181,36 @@ def _bytes(model: Model, setting: Setting, situation: Situation, shards: int) ->
     """On the first device, which has the largest part of every parameter."""
     cuts = [(w.shape, cut(w.shape, shards)) for w in model.trained]
     kept = [setting.keeps(one) for one in cuts]
-    gradients = [setting.dtype.itemsize * _count(w.shape, shards) for w in model.trained]
-    if setting.in_backward:
-        # the gradient of a tied parameter waits for the rest of it, however many others come in between
-        waiting = sum(g for g, w in zip(gradients, model.trained, strict=True) if w.uses > 1)
-        gradients = [waiting, max(gradients)]
+    gradients, summed = _gradients(model, setting, shards)
     bill = Bytes(
         weights=sum(
             (setting.dtype if w.dtype.is_floating_point else w.dtype).itemsize * _count(w.shape, shards)
             for w in model.weights
         ),
-        gradients=sum(gradients),
+        gradients=gradients,
         statistics=sum(k.statistics for k in kept) + setting.shares(cuts),
         momentum=sum(k.momentum for k in kept),
         rounding=sum(k.rounding for k in kept),
-        temporary=setting.holds(cuts, situation),
+        temporary=max(setting.holds(cuts, situation), summed),
         buffers=model.buffers,  # FSDP2 has a copy of them on every device
     )
     if not setting.master:
         return bill
     return replace(bill, master=torch.float32.itemsize * sum(_count(w.shape, shards) for w in model.trained))
+
+
+def _gradients(model: Model, setting: Setting, shards: int) -> tuple[int, int]:
+    """What all gradients take, and what backward holds for a moment beyond them.
+
+    The gradient of a tied parameter comes in parts: the first waits, however many others come in between, and autograd
+    adds the next to it in a new tensor.
+    """
+    sizes = [(setting.dtype.itemsize * _count(w.shape, shards), w.uses > 1) for w in model.trained]
+    tied = [size for size, is_tied in sizes if is_tied]
+    summed = 2 * max(tied, default=0)
+    if not setting.in_backward:
+        return sum(size for size, _ in sizes), summed
+    return sum(tied) + max([summed, *(size for size, is_tied in sizes if not is_tied)]), 0
 
 
 def cut(shape: Shape, shards: int) -> Shape:
