@@ -108,6 +108,19 @@ def test_the_report_is_of_the_last_step_whichever_way_the_steps_went() -> None:
     assert reports[0].rms_update == pytest.approx(reports[1].rms_update, rel=1e-6)
 
 
+def test_figures_are_kept_when_a_tensor_joins_another_bucket_and_comes_back() -> None:
+    easy = torch.ones(30, 20, requires_grad=True)
+    gaps = torch.ones(30, 40)[:, ::2].requires_grad_()  # no loop has a path through it, so its bucket goes walk by walk
+    optimizer = Adafactor([easy, gaps])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for i in range(6):
+            easy.grad = torch.full((30, 20), 1.0 + i)
+            gaps.grad = torch.ones(30, 20) if i in (2, 3) else None
+            optimizer.step()
+    assert [record.steps for record in optimizer.report()] == [6, 2]
+
+
 CARRIED = [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum": "gradient"}, {"factored": "row", "weight_decay": 0.1}]
 
 

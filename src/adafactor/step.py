@@ -143,7 +143,7 @@ def begin(u: Update) -> None:
     u.beta2, u.w1, u.w2, u.rho = u.settings.rates(t)
     if u.rounding == "stochastic":
         u.keys = keys(roots(u.settings.seed, u.number), t)
-    u.rows = u.cols = u.mean_row = u.mask = u.work = u.x2 = None  # of the last step
+    u.rows = u.cols = u.mean_row = u.mask = u.work = u.fleet = u.x2 = None  # of the last step
     u.finite, u.scales, u.u2 = True, [], 0.0
 
 
