@@ -133,7 +133,7 @@ def _others(bucket: list[Update]) -> list[Update]:
 def _kind(x: torch.dtype, g: torch.dtype) -> Kind:
     """The types for the loops, once these are compiled for them or found on disk."""
     kind, none = KINDS[x, g], np.empty(0, native.JOB)
-    with announced(f"adafactor: making the loops for {x} ready (compiled once on a machine, half a minute) ..."):
+    with announced(f"adafactor: making the loops for {x} ready (compiled once on a machine; it may take minutes) ..."):
         walks = native.moments, native.energy, native.measure, native.apply_, native.correct, native.all_walks
         for walk in walks:
             walk(none, *kind, 0, 0)
