@@ -181,8 +181,8 @@ class Path:
     def room(self) -> int:
         """Doubles that `native.furnish` will ask for."""
         b, p, s, q, k = self.sizes
-        row, col = (b * p * s * k, b * s * q * k) if self.order else (0, 0)
-        return 2 * (row + col) + col * self.cuts + 3 * b * self.cuts
+        row, col, means = (b * p * s * k, b * s * q * k, b * s * k) if self.order else (0, 0, 0)
+        return 2 * (row + col) + means + 2 * col * self.cuts + 3 * b * self.cuts
 
     @cached_property
     def plain(self) -> bool:
@@ -344,13 +344,14 @@ class Table:
             row_state = self._address(u, path, "col" if swapped else "row", second)
             col_state = self._address(u, path, "row" if swapped else "col", first)
         momentum, rounding, numbering = MOMENTA[s.momentum] if s.beta1 else native.NONE, ROUNDINGS[u.rounding], None
+        early = estimator != native.FULL and momentum != native.OF_GRADIENT and not u.sharded
         if rounding == native.STOCHASTIC:
             numbering = _numbering(path, u.x.shape, u.shape, u.place)
         return (
-            *path.numbers, self.total, estimator, swapped, momentum, s.relative, u.measures_x,
+            *path.numbers, self.total, estimator, swapped, momentum, early, s.relative, u.measures_x,
             s.on_nonfinite == "ignore", u.x.data_ptr(), 0, full, state["momentum"].data_ptr() if momentum else 0,
             state["compensation"].data_ptr() if rounding == native.KAHAN else 0, state["step"].data_ptr(),
-            row_state, col_state, 0, rounding, 0, 0, *(numbering or (0, 0, 0, 0, 0)), 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0,
+            row_state, col_state, 0, rounding, 0, 0, *(numbering or (0, 0, 0, 0, 0)), *[0] * 8, 1, 0, 0, 0, 0,
             n_rows, n_cols, *s.eps, s.clip or 0.0, layout.count, -1.0 if s.maximize else 1.0, *[0.0] * 15,
         )  # fmt: skip
 
@@ -445,20 +446,22 @@ class Table:
             there.copy_(copy)
 
     def energy(self) -> None:
-        """Second walk. What carries ΣX² from step to step needs X only the first time."""
+        """Second walk, for what is not known yet: ΣU² after the first, ΣX² from the last step."""
         for i, (u, path) in enumerate(zip(self.updates, self.paths, strict=True)):
             if u.settings.relative and not u.sharded and path.carries and u.x.dtype in WHOLE:
                 self.jobs["carries"][i] = native.CARRIES if u.steady else native.MEASURES
                 self.jobs["x2"][i] = u.left or 0.0
-        if (self.jobs["carries"] == native.MEASURES).any():
+        factored = self.jobs["estimator"] != native.FULL
+        unknown = factored & (self.jobs["measures"] == 1) & (self.jobs["carries"] != native.CARRIES)
+        if unknown.any():
             self._walk(native.measure)
             native.settle(self.jobs)
-            unknown = self.jobs["carries"] == native.MEASURES
             self.jobs["x2"][unknown] = self.jobs["found"][unknown]
             for u, found, here in zip(self.updates, self.jobs["found"].tolist(), unknown.tolist(), strict=True):
                 u.steady = u.left == found if here else u.steady
-        self._walk(native.energy)
-        native.gather(self.jobs)
+        if (factored & (self.jobs["early"] == 0)).any():
+            self._walk(native.energy)
+            native.gather(self.jobs)
         for u, u2, x2 in zip(self.updates, self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True):
             u.u2, u.x2 = u2, x2 if u.measures_x else None
 

@@ -26,12 +26,12 @@ NEAREST, STOCHASTIC, KAHAN = range(3)
 JOB = np.dtype(
     [(name, np.int64) for name in "B P S Q K xb xp xs gb gp gs".split()]  # sizes; strides of X and G along B, P, S
     + [(name, np.int64) for name in "rows cuts start".split()]  # P's per unit, units per B, first element in the bucket
-    + [(name, np.int64) for name in "estimator swapped momentum relative measures ignore".split()]
+    + [(name, np.int64) for name in "estimator swapped momentum early relative measures ignore".split()]
     + [(name, np.int64) for name in "x g v m c t".split()]  # addresses of X, G, V̂, momentum, compensation, step count
     + [(name, np.int64) for name in "row_state col_state mean".split()]  # addresses of R, C and the known mean of R
     # the keys of the random numbers; the number of X's first element, and what is added to it along B, P, S, Q·K
     + [(name, np.int64) for name in "rounding key1 key2 origin nb np ns nq".split()]
-    + [(name, np.int64) for name in "row col row_scale col_scale partial units".split()]  # addresses of scratch
+    + [(name, np.int64) for name in "row col row_scale col_scale means partial heat units".split()]  # addresses of scratch
     + [(name, np.int64) for name in "taken carries steps clipped skipped".split()]  # is, does; how often it was
     + [(name, np.float64) for name in "n_rows n_cols eps eps2 clip count sign".split()]
     + [(name, np.float64) for name in "beta2 w1 w2 rho scale decay".split()]
@@ -243,37 +243,37 @@ def energy_of(g: Any, row: Any, col: Any) -> Any:
 
 
 @_summing
-def energy_of_four(g0: Any, g1: Any, g2: Any, g3: Any, r0: Any, r1: Any, r2: Any, r3: Any, col: Any) -> Any:
-    """The same for four lines that lie apart."""
-    total = narrow(0.0, r0)
-    for j in range(len(col)):
-        c = col[j]
-        u0, u1, u2, u3 = scaled(g0[j], r0, c), scaled(g1[j], r1, c), scaled(g2[j], r2, c), scaled(g3[j], r3, c)
-        total += (u0 * u0 + u1 * u1) + (u2 * u2 + u3 * u3)
+def energy_of_tile(g: Any, row: Any, col: Any) -> Any:
+    """The same for a part of a line over which the row's scale changes too."""
+    total = narrow(0.0, col[0])
+    for j in range(len(g)):
+        u = scaled(g[j], row[j], col[j])
+        total += u * u
     return total
 
 
 @_summing
-def energies_of_two(g0: Any, g1: Any, r0: Any, r1: Any, col: Any, x0: Any, x1: Any) -> Any:
-    """ΣU² and ΣX² of two lines that lie apart."""
-    u2, x2 = narrow(0.0, r0), narrow(0.0, r0)
-    for j in range(len(col)):
-        u, v = scaled(g0[j], r0, col[j]), scaled(g1[j], r1, col[j])
-        x, y = widen(x0[j], r0), widen(x1[j], r0)
-        u2 += u * u + v * v
-        x2 += x * x + y * y
-    return u2, x2
+def heat_of(g: Any, row: Any, heat: Any) -> None:
+    """Add (G·r)² of one line to the columns."""
+    for j in range(len(g)):
+        u = widen(g[j], row) * row
+        heat[j] += u * u
 
 
 @_summing
-def energies_of_tile(g: Any, row: Any, col: Any, x: Any) -> Any:
+def heat_of_tile(g: Any, row: Any, heat: Any) -> None:
     """The same for a part of a line over which the row's scale changes too."""
-    u2, x2 = narrow(0.0, col[0]), narrow(0.0, col[0])
     for j in range(len(g)):
-        u, y = scaled(g[j], row[j], col[j]), widen(x[j], col[0])
-        u2 += u * u
-        x2 += y * y
-    return u2, x2
+        u = widen(g[j], row[j]) * row[j]
+        heat[j] += u * u
+
+
+@_summing
+def heat_of_four(g0: Any, g1: Any, g2: Any, g3: Any, r0: Any, r1: Any, r2: Any, r3: Any, heat: Any) -> None:
+    """The same for four lines that lie apart."""
+    for j in range(len(heat)):
+        u0, u1, u2, u3 = widen(g0[j], r0) * r0, widen(g1[j], r1) * r1, widen(g2[j], r2) * r2, widen(g3[j], r3) * r3
+        heat[j] += (u0 * u0 + u1 * u1) + (u2 * u2 + u3 * u3)
 
 
 @_exactly
@@ -506,28 +506,39 @@ def _begin(job: Any, unit: int) -> Any:
 
 @_summing
 def _sum_lines(job: Any, unit: int, gs: Any, ss: Any, tile: Any) -> None:
+    """Sums of G² over lines and columns.
+
+    A line's R is known with its sum, so that, while the line is in the cache, Σ(G/√R)² of every column can be had too:
+    then C alone is missing for ΣU², and G need not be walked again for it.
+    """
     b, start, stop = _span(job, unit)
-    doubles, line, batch = np.empty(0, np.float64), job.Q * job.K, job.S * job.K
+    doubles, size, batch = np.empty(0, np.float64), job.S * job.Q * job.K, job.S * job.K
     row = at(job.row + 8 * b * job.P * batch, job.P * batch, doubles)
     fill(row, start * batch, stop * batch, 0.0)
-    sums = at(job.partial + 8 * unit * job.S * line, job.S * line, doubles)
-    fill(sums, 0, len(sums), 0.0)
-    col, tile = np.empty(job.S * line, ss.dtype), _tile(job, tile)
+    hot = size if job.early else 0
+    sums, heats = at(job.partial + 8 * unit * size, size, doubles), at(job.heat + 8 * unit * size, hot, doubles)
+    fill(sums, 0, size, 0.0)
+    fill(heats, 0, hot, 0.0)
+    col, heat, tile = np.empty(size, ss.dtype), np.empty(hot, ss.dtype), _tile(job, tile)
     quarter = (stop - start) // 4 if job.K == 1 else 0
     for top in range(0, quarter, TALL // 4):
-        fill(col, 0, len(col), narrow(0.0, ss[0]))
+        fill(col, 0, size, narrow(0.0, ss[0]))
+        fill(heat, 0, hot, narrow(0.0, ss[0]))
         for i in range(top, min(quarter, top + TALL // 4)):
-            _sum_four(job, b, start + i, quarter, gs, ss, row, col)
+            _sum_four(job, b, start + i, quarter, gs, ss, row, col, heat)
         add(sums, col)
+        add(heats, heat)
     for top in range(start + 4 * quarter, stop, TALL):
-        fill(col, 0, len(col), narrow(0.0, ss[0]))
+        fill(col, 0, size, narrow(0.0, ss[0]))
+        fill(heat, 0, hot, narrow(0.0, ss[0]))
         for p in range(top, min(stop, top + TALL)):
-            _sum_one(job, b, p, gs, ss, row, col, tile)
+            _sum_one(job, b, p, gs, ss, row, col, heat, tile)
         add(sums, col)
+        add(heats, heat)
 
 
 @_summing
-def _sum_four(job: Any, b: int, p: int, quarter: int, gs: Any, ss: Any, row: Any, col: Any) -> None:
+def _sum_four(job: Any, b: int, p: int, quarter: int, gs: Any, ss: Any, row: Any, col: Any, heat: Any) -> None:
     step, down = gs.itemsize * quarter * job.gp, quarter * job.S
     for s in range(job.S):
         g, r = job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs), p * job.S + s
@@ -541,10 +552,16 @@ def _sum_four(job: Any, b: int, p: int, quarter: int, gs: Any, ss: Any, row: Any
             row[r + down] += t1
             row[r + 2 * down] += t2
             row[r + 3 * down] += t3
+        if job.early:
+            r0, r1 = _scale_of(job, b, row, r, ss), _scale_of(job, b, row, r + down, ss)
+            r2, r3 = _scale_of(job, b, row, r + 2 * down, ss), _scale_of(job, b, row, r + 3 * down, ss)
+            g0, g1 = at(g, job.Q, gs), at(g + step, job.Q, gs)
+            g2, g3 = at(g + 2 * step, job.Q, gs), at(g + 3 * step, job.Q, gs)
+            heat_of_four(g0, g1, g2, g3, r0, r1, r2, r3, at(heat.ctypes.data + ss.itemsize * s * job.Q, job.Q, ss))
 
 
 @_summing
-def _sum_one(job: Any, b: int, p: int, gs: Any, ss: Any, row: Any, col: Any, tile: Any) -> None:
+def _sum_one(job: Any, b: int, p: int, gs: Any, ss: Any, row: Any, col: Any, heat: Any, tile: Any) -> None:
     line = job.Q * job.K
     for s in range(job.S):
         g = at(job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs), line, gs)
@@ -556,6 +573,26 @@ def _sum_one(job: Any, b: int, p: int, gs: Any, ss: Any, row: Any, col: Any, til
             fill(tile, 0, len(tile), narrow(0.0, ss[0]))
             squares_in_tiles(g, part, tile)
             gather_slices(tile, job.K, row, r)
+        if job.early:
+            part = at(heat.ctypes.data + ss.itemsize * s * line, line, ss)
+            if job.K == 1:
+                heat_of(g, _scale_of(job, b, row, r, ss), part)
+            else:
+                for k in range(job.K):
+                    tile[k] = _scale_of(job, b, row, r + k, ss)
+                repeat(tile, 0, job.K, narrow(1.0, ss[0]), tile)
+                for q in range(0, line, len(tile)):
+                    heat_of_tile(g[q : q + len(tile)], tile, part[q : q + len(tile)])
+
+
+@_summing
+def _scale_of(job: Any, b: int, row: Any, r: int, ss: Any) -> Any:
+    """1/√R as R will be, given the sum of its line."""
+    if job.estimator == COLUMN:
+        return narrow(1.0, ss[0])
+    old = at(job.row_state + ss.itemsize * (b * job.P * job.S * job.K + r), 1, ss)[0]
+    new = old + job.w2 * ((row[r] + job.Q * job.eps) / job.n_cols - old)
+    return narrow(1.0 / np.sqrt(new), ss[0])
 
 
 @_summing
@@ -595,7 +632,7 @@ def fold(jobs: Any, gs: Any, ss: Any) -> None:
 @_summing
 def _fold_job(job: Any, gs: Any, ss: Any) -> None:
     if job.estimator == FULL:
-        _fold_units(job)
+        job.u2, job.x2, job.finite = _total(job, 0), _total(job, 1), _total(job, 2)
         return
     doubles, size, total = np.empty(0, np.float64), job.S * job.Q * job.K, 0.0
     row = at(job.row, job.B * job.P * job.S * job.K, doubles)
@@ -609,20 +646,14 @@ def _fold_job(job: Any, gs: Any, ss: Any) -> None:
     for b in range(job.B):
         col = at(job.col + 8 * b * size, size, doubles)
         fill(col, 0, size, job.P * job.eps)
+        hot = size if job.early else 0
+        heat = at(job.heat + 8 * b * job.cuts * size, hot, doubles)
         for unit in range(b * job.cuts, (b + 1) * job.cuts):
             add(col, at(job.partial + 8 * unit * size, size, doubles))
+            if unit > b * job.cuts:
+                add(heat, at(job.heat + 8 * unit * size, hot, doubles))
         for j in range(size):
             col[j] /= job.n_rows
-
-
-@_summing
-def _fold_units(job: Any) -> None:
-    units = at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))
-    job.u2, job.x2, job.finite = 0.0, 0.0, 0.0
-    for i in range(0, len(units), 3):
-        job.u2 += units[i]
-        job.x2 += units[i + 1]
-        job.finite += units[i + 2]
 
 
 @_summing
@@ -644,7 +675,24 @@ def _sum_in_double(job: Any, gs: Any, ss: Any, row: Any) -> float:
                     partial[s * line + j] += square
                     row[((b * job.P + p) * job.S + s) * job.K + j % job.K] += square
                     total += square
+    if job.early and np.isfinite(total):
+        _heat_in_double(job, gs, ss, row)
     return total
+
+
+@_summing
+def _heat_in_double(job: Any, gs: Any, ss: Any, row: Any) -> None:
+    line = job.Q * job.K
+    for b in range(job.B):
+        size, rows = job.cuts * job.S * line, row[b * job.P * job.S * job.K :]
+        heat = at(job.heat + 8 * b * size, size, row)
+        fill(heat, 0, size, 0.0)
+        for p in range(job.P):
+            for s in range(job.S):
+                g = at(job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs), line, gs)
+                for j in range(line):
+                    u = widen(g[j], 0.0) * _scale_of(job, b, rows, (p * job.S + s) * job.K + j % job.K, ss)
+                    heat[s * line + j] += u * u
 
 
 @_entry
@@ -662,18 +710,37 @@ def _factor_job(job: Any, ss: Any) -> None:
     doubles, batch = np.empty(0, np.float64), job.S * job.K
     row, col = at(job.row, job.B * job.P * batch, doubles), at(job.col, job.B * job.Q * batch, doubles)
     row_scale, col_scale = at(job.row_scale, len(row), ss), at(job.col_scale, len(col), ss)
+    means = at(job.means, job.B * batch, doubles)
     fill(row_scale, 0, len(row), narrow(1.0, ss[0]))
     fill(col_scale, 0, len(col), narrow(1.0, ss[0]))
+    fill(means, 0, len(means), 1.0)
     if job.estimator != COLUMN:
         _average(row, at(job.row_state, len(row), ss), job.w2)
         if job.estimator == OUTER and not job.swapped:
-            _normalise(row, job.B, job.P, batch, job.mean)
+            _normalise(row, job.B, job.P, batch, job.mean, means)
         _inverse_root(row, row_scale)
     if job.estimator != ROW:
         _average(col, at(job.col_state, len(col), ss), job.w2)
         if job.estimator == OUTER and job.swapped:
-            _normalise(col, job.B * job.S, job.Q, job.K, job.mean)
+            _normalise(col, job.B * job.S, job.Q, job.K, job.mean, means)
+            fill(means, 0, len(means), 1.0)  # C has been divided by them
         _inverse_root(col, col_scale)
+    else:
+        fill(col, 0, len(col), 1.0)
+    if job.early:
+        _energy_of_columns(job, col, means)
+
+
+@_summing
+def _energy_of_columns(job: Any, col: Any, means: Any) -> None:
+    """ΣU² from Σ(G/√R)² of every column: what is missing is mean(R)/C."""
+    line, total = job.Q * job.K, 0.0
+    for o in range(job.B * job.S):
+        b = o // job.S
+        heat = at(job.heat + 8 * (b * job.cuts * job.S + o - b * job.S) * line, line, col)
+        for j in range(line):
+            total += heat[j] / col[o * line + j] * means[o * job.K + j % job.K]
+    job.u2 = total
 
 
 @_as_written
@@ -687,8 +754,8 @@ def _average(new: Any, state: Any, weight: float) -> None:
 
 
 @_summing
-def _normalise(values: Any, outer: int, count: int, inner: int, known: int) -> None:
-    """Divide a factor by its mean along its own axis, for every slice of the batch."""
+def _normalise(values: Any, outer: int, count: int, inner: int, known: int, means: Any) -> None:
+    """Divide a factor by its mean along its own axis, for every slice of the batch, and keep the means."""
     for o in range(outer):
         for i in range(inner):
             mean = 0.0
@@ -698,6 +765,7 @@ def _normalise(values: Any, outer: int, count: int, inner: int, known: int) -> N
                 for j in range(count):
                     mean += values[(o * count + j) * inner + i]
                 mean /= count
+            means[o * inner + i] = mean
             for j in range(count):
                 values[(o * count + j) * inner + i] /= mean
 
@@ -712,24 +780,24 @@ def _inverse_root(values: Any, out: Any) -> None:
 
 @_entry
 def energy(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """Second walk, its units backwards, so that it begins with what the first one left in the cache: ΣU² and ΣX²."""
+    """Second walk, for ΣU² where the first could not have it; backwards, to begin with what that left in the cache."""
     tile = np.empty(WIDTH, ss.dtype)
     for i in range(len(jobs) - 1, -1, -1):
         job = jobs[i]
-        if job.estimator == FULL or not job.taken:
+        if job.estimator == FULL or job.early or not job.taken:
             continue
         for unit in range(job.B * job.cuts - 1, -1, -1):
             if first <= _begin(job, unit) < last:
-                _energy_of_unit(job, unit, xs, gs, ss, tile)
+                _energy_of_unit(job, unit, gs, ss, tile)
 
 
 @_summing
-def _energy_of_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
+def _energy_of_unit(job: Any, unit: int, gs: Any, ss: Any, tile: Any) -> None:
     if job.momentum == OF_GRADIENT:
         _blend_lines(job, unit, gs, ss)
-        _energy_of_lines(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
+        _energy_of_lines(job, unit, job.m, job.xb, job.xp, job.xs, ss, ss, tile)
     else:
-        _energy_of_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
+        _energy_of_lines(job, unit, job.g, job.gb, job.gp, job.gs, gs, ss, tile)
 
 
 @_summing
@@ -745,42 +813,16 @@ def _blend_lines(job: Any, unit: int, gs: Any, ss: Any) -> None:
 
 @_summing
 def _energy_of_lines(
-    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any, tile: Any
-) -> None:
-    """ΣU² of G, or of the momentum in its place, that begins at `base` and has these strides; and ΣX²."""
+    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, gs: Any, ss: Any, tile: Any
+) -> None:  # fmt: skip
+    """ΣU² of G, or of the momentum in its place, that begins at `base` and has these strides."""
     b, start, stop = _span(job, unit)
-    line, u2, x2, tile = job.Q * job.K, 0.0, 0.0, _tile(job, tile)
-    row, measures = at(job.row_scale, job.B * job.P * job.S * job.K, ss), job.measures and not job.carries
-    half = (stop - start) // 2 if job.K == 1 and measures else 0
-    quarter = (stop - start) // 4 if job.K == 1 and not measures else 0
-    for p in range(start, start + quarter):
-        for s in range(job.S):
-            r, down = (b * job.P + p) * job.S + s, quarter * job.S
-            g, step = base + gs.itemsize * (b * gb + p * gp + s * gt), gs.itemsize * quarter * gp
-            for q in range(0, line, WIDTH):
-                width, at_q = min(WIDTH, line - q), g + gs.itemsize * q
-                g0, g1 = at(at_q, width, gs), at(at_q + step, width, gs)
-                g2, g3 = at(at_q + 2 * step, width, gs), at(at_q + 3 * step, width, gs)
-                col = at(job.col_scale + ss.itemsize * ((b * job.S + s) * line + q), width, ss)
-                u2 += energy_of_four(g0, g1, g2, g3, row[r], row[r + down], row[r + 2 * down], row[r + 3 * down], col)
-    for p in range(start, start + half):
-        for s in range(job.S):
-            r = (b * job.P + p) * job.S + s
-            g, x = base + gs.itemsize * (b * gb + p * gp + s * gt), b * job.xb + p * job.xp + s * job.xs
-            for q in range(0, line, WIDTH):
-                width = min(WIDTH, line - q)
-                g0, x0 = at(g + gs.itemsize * q, width, gs), at(job.x + xs.itemsize * (x + q), width, xs)
-                g1 = at(g + gs.itemsize * (half * gp + q), width, gs)
-                x1 = at(job.x + xs.itemsize * (x + half * job.xp + q), width, xs)
-                col = at(job.col_scale + ss.itemsize * ((b * job.S + s) * line + q), width, ss)
-                u, y = energies_of_two(g0, g1, row[r], row[r + half * job.S], col, x0, x1)
-                u2 += u
-                x2 += y
-    for p in range(start + 2 * half + 4 * quarter, stop):
+    line, u2, tile = job.Q * job.K, 0.0, _tile(job, tile)
+    row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
+    for p in range(start, stop):
         for s in range(job.S):
             r = ((b * job.P + p) * job.S + s) * job.K
             g = at(base + gs.itemsize * (b * gb + p * gp + s * gt), line, gs)
-            x = at(job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs), line, xs)
             col = at(job.col_scale + ss.itemsize * (b * job.S + s) * line, line, ss)
             if job.K == 1:
                 for q in range(0, line, WIDTH):
@@ -788,42 +830,50 @@ def _energy_of_lines(
             else:
                 repeat(row, r, job.K, narrow(1.0, ss[0]), tile)
                 for q in range(0, line, len(tile)):
-                    e = q + len(tile)
-                    u, y = energies_of_tile(g[q:e], tile, col[q:e], x[q:e])
-                    u2 += u
-                    x2 += y
-            if measures and job.K == 1:
-                for q in range(0, line, WIDTH):
-                    x2 += sum_of_squares(x[q : q + WIDTH], ss)
-    result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
-    result[0], result[1], result[2] = u2, x2, 0.0
+                    u2 += energy_of_tile(g[q : q + len(tile)], tile, col[q : q + len(tile)])
+    at(job.units + 24 * unit, 3, np.empty(0, np.float64))[0] = u2
 
 
 @_entry
 def gather(jobs: Any) -> None:
-    """Add up ΣU² and ΣX² of the units of the second walk."""
+    """Add up ΣU² of the units of the second walk."""
     for i in range(len(jobs)):
         job = jobs[i]
-        if job.estimator != FULL and job.taken:
-            known = job.x2
-            _fold_units(job)
-            if job.carries:
-                job.x2 = known
+        if job.estimator != FULL and job.taken and not job.early:
+            job.u2 = _total(job, 0)
 
 
 @_entry
 def measure(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """ΣX² of what will carry it from step to step and has nothing to carry yet."""
+    """ΣX², where it is wanted and not known from the last step."""
     for i in range(len(jobs)):
         job = jobs[i]
-        if job.carries == MEASURES and job.taken:
+        if job.estimator != FULL and job.measures and job.carries != CARRIES and job.taken:
             for unit in range(job.B * job.cuts):
                 if first <= _begin(job, unit) < last:
-                    _measure_lines(job, unit, xs, ss)
+                    _measure_unit(job, unit, xs, ss)
 
 
 @_summing
-def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
+def _measure_unit(job: Any, unit: int, xs: Any, ss: Any) -> None:
+    result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
+    result[0], result[1] = _measure_in_order(job, unit, xs, ss) if job.carries else _measure_lines(job, unit, xs, ss), 0.0
+
+
+@_summing
+def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> float:
+    b, start, stop = _span(job, unit)
+    line, total = job.Q * job.K, 0.0
+    for p in range(start, stop):
+        for s in range(job.S):
+            x = at(job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs), line, xs)
+            for q in range(0, line, WIDTH):
+                total += sum_of_squares(x[q : q + WIDTH], ss)
+    return total
+
+
+@_summing
+def _measure_in_order(job: Any, unit: int, xs: Any, ss: Any) -> float:
     """The order of `_apply_to_lines`, so that the sum is the one that it will find."""
     b, start, stop = _span(job, unit)
     half, line = (stop - start) // 2, job.Q
@@ -840,8 +890,7 @@ def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
         for s in range(job.S):
             x = job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs)
             add_squares(sums[s * line : (s + 1) * line], at(x, line, xs))
-    result = at(job.units + 24 * unit, 3, sums)
-    result[0], result[1] = in_order(sums), 0.0
+    return in_order(sums)
 
 
 @_entry
@@ -849,9 +898,14 @@ def settle(jobs: Any) -> None:
     """Add up ΣX² of the units as they were found and as they were left."""
     for i in range(len(jobs)):
         job = jobs[i]
-        if job.carries and job.taken:
-            units = at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))
-            job.found, job.left = in_order(units[::3]), in_order(units[1::3])
+        if job.estimator != FULL and job.measures and job.taken:
+            job.found, job.left = _total(job, 0), _total(job, 1)
+
+
+@_as_written
+def _total(job: Any, which: int) -> Any:
+    """The sum of one of the units' results."""
+    return in_order(at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))[which::3])
 
 
 @_entry
@@ -1030,12 +1084,14 @@ def furnish(jobs: Any, room: Any) -> None:
 def _furnish(job: Any, base: int) -> Any:
     """The addresses of vectors for R along P and C along Q, their scales, and of the units' sums; how much it is."""
     units, batch = job.B * job.cuts, job.B * job.S * job.K
-    row, col = (0, 0) if job.estimator == FULL else (job.P * batch, job.Q * batch)
+    row, col, means = (0, 0, 0) if job.estimator == FULL else (job.P * batch, job.Q * batch, batch)
     job.row, job.col = base, base + 8 * row
     job.row_scale, job.col_scale = job.col + 8 * col, job.col + 8 * (col + row)
-    job.partial = job.col_scale + 8 * col
-    job.units = job.partial + 8 * col * job.cuts
-    return 2 * (row + col) + col * job.cuts + 3 * units
+    job.means = job.col_scale + 8 * col
+    job.partial = job.means + 8 * means
+    job.heat = job.partial + 8 * col * job.cuts
+    job.units = job.heat + 8 * col * job.cuts
+    return 2 * (row + col) + means + 2 * col * job.cuts + 3 * units
 
 
 @_entry
@@ -1059,12 +1115,14 @@ def all_walks(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> No
                 job.skipped += 1
                 continue
             _factor_job(job, ss)
-            if job.estimator != FULL:
+            if job.estimator != FULL and not job.early:
                 for unit in range(units - 1, -1, -1):
-                    _energy_of_unit(job, unit, xs, gs, ss, tile)
-                finite = job.finite
-                _fold_units(job)
-                job.finite = finite
+                    _energy_of_unit(job, unit, gs, ss, tile)
+                job.u2 = _total(job, 0)
+            if job.estimator != FULL and job.measures:
+                for unit in range(units):
+                    _measure_unit(job, unit, xs, ss)
+                job.x2 = _total(job, 0)
             _conclude(job)
             for unit in range(units):
                 _apply_to_unit(job, unit, xs, gs, ss, tile)

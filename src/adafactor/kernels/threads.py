@@ -1,11 +1,13 @@
 """Threads for compiled loops that release Python's lock.
 
-They are plain Python threads, so they live beside torch's and each other's: no process-wide thread layer that may not
-be entered twice, and nothing that a forked worker could inherit half of.
+Torch's own, where they can be had: after a backward pass they are awake, and wait for more by spinning on the cores
+that other threads would need. Else plain Python threads: in a forked process, where OpenMP's did not survive, and
+where torch was built without it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -13,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch
 Task = tuple[Callable[[], None], "SimpleQueue[BaseException | None]"]
 
 PIECES = 4  # for each thread: one that comes late, or is slowed down, takes fewer of them
+PROCESS = os.getpid()
 
 
 def share_out(walk: Callable[..., None], arguments: tuple[Any, ...], total: int, least: int) -> None:
@@ -37,12 +41,42 @@ def share_out(walk: Callable[..., None], arguments: tuple[Any, ...], total: int,
             while True:
                 walk(*arguments, *pieces.popleft())
 
+    parallel = _openmp() if os.getpid() == PROCESS else None
+    if parallel is not None:
+        parallel(work, threads)
+        return
     done: SimpleQueue[BaseException | None] = SimpleQueue()
     _team(os.getpid()).put((work, done), threads - 1)
     work()
     for problem in [done.get() for _ in range(threads - 1)]:
         if problem is not None:
             raise problem
+
+
+@lru_cache(maxsize=1)
+def _openmp() -> Callable[[Callable[[], None], int], None] | None:
+    """What runs a function on so many threads of the OpenMP that torch uses; None if there is none to be found."""
+    try:
+        run = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    run.argtypes, run.restype = (function, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+
+    def parallel(work: Callable[[], None], threads: int) -> None:
+        problems: list[BaseException] = []
+
+        def guarded(_: int | None) -> None:
+            try:
+                work()
+            except BaseException as problem:  # it cannot pass through OpenMP
+                problems.append(problem)
+
+        run(function(guarded), None, threads, 0)
+        for problem in problems:
+            raise problem
+
+    return parallel
 
 
 class Team:

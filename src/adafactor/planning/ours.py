@@ -62,18 +62,19 @@ BLOCK_BYTES = {
 def compiled_vectors(cut: Cut) -> int:
     """The bytes that the compiled step reserves for a parameter: R, C and their scales, and the pieces' column sums."""
     shapes = layout(cut[0], "outer")
-    rows, cols, cuts, batch = _walk(shapes, cut[1])
-    return 8 * (2 * rows + (2 + cuts) * cols + 3 * batch * cuts)
+    rows, cols, means, cuts, batch = _walk(shapes, cut[1])
+    return 8 * (2 * rows + means + 2 * (1 + cuts) * cols + 3 * batch * cuts)
 
 
-def _walk(shapes: Layout, part: Shape) -> tuple[int, int, int, int]:
-    """Lengths of R and C, pieces and batch of a contiguous tensor, as `kernels/cpu.py` walks it."""
+def _walk(shapes: Layout, part: Shape) -> tuple[int, int, int, int, int]:
+    """Lengths of R, C and R's means, pieces and batch of a contiguous tensor, as `kernels/cpu.py` walks it."""
     if shapes.row_axis is None or shapes.col_axis is None:
-        return 0, 0, -(-prod(part) // 2**15), 1
+        return 0, 0, 0, -(-prod(part) // 2**15), 1
     first, second = sorted((shapes.row_axis, shapes.col_axis))
     batch, lines, line = prod(part[:first]), part[first], prod(part[first + 1 :])
     most = max(min(16, lines // 64), min(64, lines // 512), 1)
     cuts = max(1, min(most, lines * line // 2**15))
     each = -(-lines // cuts)
     each += -each % 4
-    return prod(drop(part, second)), prod(drop(part, first)), -(-lines // each), batch
+    rows, cols = prod(drop(part, second)), prod(drop(part, first))
+    return rows, cols, rows // lines, -(-lines // each), batch
