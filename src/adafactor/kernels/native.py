@@ -31,7 +31,8 @@ JOB = np.dtype(
     + [(name, np.int64) for name in "row_state col_state mean".split()]  # addresses of R, C and the known mean of R
     # the keys of the random numbers; the number of X's first element, and what is added to it along B, P, S, Q·K
     + [(name, np.int64) for name in "rounding key1 key2 origin nb np ns nq".split()]
-    + [(name, np.int64) for name in "row col row_scale col_scale means partial heat units".split()]  # addresses of scratch
+    # addresses of scratch
+    + [(name, np.int64) for name in "row col row_scale col_scale means partial heat units".split()]
     + [(name, np.int64) for name in "taken carries steps clipped skipped".split()]  # is, does; how often it was
     + [(name, np.float64) for name in "n_rows n_cols eps eps2 clip count sign".split()]
     + [(name, np.float64) for name in "beta2 w1 w2 rho scale decay".split()]
@@ -277,63 +278,52 @@ def heat_of_four(g0: Any, g1: Any, g2: Any, g3: Any, r0: Any, r1: Any, r2: Any, 
 
 
 @_exactly
+def average(old: Any, new: Any, weight: Any) -> Any:
+    """One element of an average."""
+    return old + weight * (new - old)
+
+
+@_exactly
+def go(x: Any, decay: Any, u: Any) -> Any:
+    """One element of X."""
+    return x * decay - u
+
+
+@_exactly
 def blend(m: Any, g: Any, weight: Any) -> None:
     """Average a gradient into its momentum."""
     for j in range(len(m)):
-        m[j] += weight * (widen(g[j], weight) - m[j])
+        m[j] = average(m[j], widen(g[j], weight), weight)
 
 
 @_exactly
 def descend(x: Any, g: Any, row: Any, col: Any, decay: Any) -> None:
     """X·decay − U."""
     for j in range(len(x)):
-        x[j] = narrow(widen(x[j], decay) * decay - scaled(g[j], row, col[j]), x[j])
+        x[j] = narrow(go(widen(x[j], decay), decay, scaled(g[j], row, col[j])), x[j])
 
 
 @_exactly
 def descend_tile(x: Any, g: Any, row: Any, col: Any, decay: Any) -> None:
     """The same where the row's scale changes too."""
     for j in range(len(x)):
-        x[j] = narrow(widen(x[j], decay) * decay - scaled(g[j], row[j], col[j]), x[j])
+        x[j] = narrow(go(widen(x[j], decay), decay, scaled(g[j], row[j], col[j])), x[j])
 
 
 @_exactly
 def descend_averaged(x: Any, m: Any, g: Any, row: Any, col: Any, weight: Any, decay: Any) -> None:
     """X·decay − M, with U averaged into M."""
     for j in range(len(x)):
-        a = m[j] + weight * (scaled(g[j], row, col[j]) - m[j])
-        m[j] = a
-        x[j] = narrow(widen(x[j], decay) * decay - a, x[j])
+        m[j] = average(m[j], scaled(g[j], row, col[j]), weight)
+        x[j] = narrow(go(widen(x[j], decay), decay, m[j]), x[j])
 
 
 @_exactly
 def descend_averaged_tile(x: Any, m: Any, g: Any, row: Any, col: Any, weight: Any, decay: Any) -> None:
     """The same where the row's scale changes too."""
     for j in range(len(x)):
-        a = m[j] + weight * (scaled(g[j], row[j], col[j]) - m[j])
-        m[j] = a
-        x[j] = narrow(widen(x[j], decay) * decay - a, x[j])
-
-
-@_as_written
-def plus_squares(total: Any, a: Any, b: Any) -> Any:
-    """The same bits wherever it is inlined."""
-    return total + (a * a + b * b)
-
-
-@_as_written
-def add_squares(total: Any, x: Any) -> None:
-    """Add X² of one line to the totals of its columns."""
-    for j in range(len(x)):
-        a = widen(x[j], total[j])
-        total[j] += a * a
-
-
-@_as_written
-def add_squares_of_two(total: Any, x0: Any, x1: Any) -> None:
-    """The same for two lines, to the bits of what `descend_two` finds."""
-    for j in range(len(x0)):
-        total[j] = plus_squares(total[j], widen(x0[j], total[j]), widen(x1[j], total[j]))
+        m[j] = average(m[j], scaled(g[j], row[j], col[j]), weight)
+        x[j] = narrow(go(widen(x[j], decay), decay, m[j]), x[j])
 
 
 @_as_written
@@ -345,24 +335,24 @@ def in_order(values: Any) -> Any:
     return total
 
 
-@_exactly
+@_summing
 def descend_two(
     x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, r0: Any, r1: Any, col: Any,
-    averaged: bool, w1: Any, decay: Any, sums: bool, found: Any, left: Any,
-) -> None:  # fmt: skip
-    """X·decay − U or M of two lines that lie apart; if asked, X² as found and as left, added up by columns."""
+    averaged: bool, w1: Any, decay: Any,
+) -> Any:  # fmt: skip
+    """X·decay − U or M of two lines that lie apart; returns ΣX² as found and as left."""
+    found, left = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
         u0, u1 = scaled(g0[j], r0, col[j]), scaled(g1[j], r1, col[j])
         if averaged:
-            u0, u1 = m0[j] + w1 * (u0 - m0[j]), m1[j] + w1 * (u1 - m1[j])
+            u0, u1 = average(m0[j], u0, w1), average(m1[j], u1, w1)
             m0[j], m1[j] = u0, u1
         a, b = widen(x0[j], decay), widen(x1[j], decay)
-        if sums:
-            found[j] = plus_squares(found[j], a, b)
-        a, b = a * decay - u0, b * decay - u1
+        found += a * a + b * b
+        a, b = go(a, decay, u0), go(b, decay, u1)
         x0[j], x1[j] = narrow(a, x0[j]), narrow(b, x1[j])
-        if sums:
-            left[j] = plus_squares(left[j], a, b)
+        left += a * a + b * b
+    return found, left
 
 
 @_exactly
@@ -597,9 +587,9 @@ def _scale_of(job: Any, b: int, row: Any, r: int, ss: Any) -> Any:
 
 @_summing
 def _tile(job: Any, tile: Any) -> Any:
-    """Room for a power of two of slices of K, about an eighth of a line: what is done once a line should not show."""
+    """Room for a power of two of slices of K: enough to be worth a loop, and soon filled."""
     size = job.K
-    while 16 * size <= job.Q * job.K and 2 * size <= WIDTH:
+    while 2 * size <= min(job.Q * job.K, WIDTH // 4):
         size *= 2
     return tile[:size] if size <= len(tile) else np.empty(size, tile.dtype)
 
@@ -845,23 +835,24 @@ def gather(jobs: Any) -> None:
 
 @_entry
 def measure(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """ΣX², where it is wanted and not known from the last step."""
+    """ΣX², where it is wanted and not known from the last step.
+
+    What will be carried to the next step is found by a step of length zero, in the loop that will look for it then.
+    """
+    tile = np.empty(WIDTH, ss.dtype)
     for i in range(len(jobs)):
         job = jobs[i]
         if job.estimator != FULL and job.measures and job.carries != CARRIES and job.taken:
             for unit in range(job.B * job.cuts):
                 if first <= _begin(job, unit) < last:
-                    _measure_unit(job, unit, xs, ss)
+                    if job.carries:
+                        _apply_to_unit(job, unit, 0.0, 1.0, 0.0, xs, gs, ss, tile)
+                    else:
+                        _measure_lines(job, unit, xs, ss)
 
 
 @_summing
-def _measure_unit(job: Any, unit: int, xs: Any, ss: Any) -> None:
-    result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
-    result[0], result[1] = _measure_in_order(job, unit, xs, ss) if job.carries else _measure_lines(job, unit, xs, ss), 0.0
-
-
-@_summing
-def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> float:
+def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
     b, start, stop = _span(job, unit)
     line, total = job.Q * job.K, 0.0
     for p in range(start, stop):
@@ -869,28 +860,7 @@ def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> float:
             x = at(job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs), line, xs)
             for q in range(0, line, WIDTH):
                 total += sum_of_squares(x[q : q + WIDTH], ss)
-    return total
-
-
-@_summing
-def _measure_in_order(job: Any, unit: int, xs: Any, ss: Any) -> float:
-    """The order of `_apply_to_lines`, so that the sum is the one that it will find."""
-    b, start, stop = _span(job, unit)
-    half, line = (stop - start) // 2, job.Q
-    found, sums = np.empty(job.S * line, ss.dtype), np.zeros(job.S * line, np.float64)
-    for top in range(0, half, TALL // 2):
-        fill(found, 0, len(found), narrow(0.0, ss[0]))
-        for p in range(start + top, start + min(half, top + TALL // 2)):
-            for s in range(job.S):
-                x = job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs)
-                x0, x1 = at(x, line, xs), at(x + xs.itemsize * half * job.xp, line, xs)
-                add_squares_of_two(found[s * line : (s + 1) * line], x0, x1)
-        add(sums, found)
-    for p in range(start + 2 * half, stop):
-        for s in range(job.S):
-            x = job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs)
-            add_squares(sums[s * line : (s + 1) * line], at(x, line, xs))
-    return in_order(sums)
+    at(job.units + 24 * unit, 3, np.empty(0, np.float64))[0] = total
 
 
 @_entry
@@ -918,17 +888,17 @@ def apply_(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
             continue
         for unit in range(job.B * job.cuts):
             if first <= _begin(job, unit) < last:
-                _apply_to_unit(job, unit, xs, gs, ss, tile)
+                _apply_to_unit(job, unit, job.w1, job.decay, job.scale, xs, gs, ss, tile)
 
 
 @_summing
-def _apply_to_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
+def _apply_to_unit(job: Any, unit: int, w1: Any, decay: Any, scale: Any, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
     if job.estimator == FULL:
         _apply_whole(job, unit, xs, gs, ss)
     elif job.momentum == OF_GRADIENT:
-        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss, tile)
+        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, w1, decay, scale, xs, ss, ss, tile)
     else:
-        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss, tile)
+        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, w1, decay, scale, xs, gs, ss, tile)
 
 
 @_summing
@@ -968,37 +938,35 @@ def _put(job: Any, x: Any, c: Any, values: Any, first: int, step: int) -> None:
 
 @_summing
 def _apply_to_lines(
-    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any, tile: Any
-) -> None:
+    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, w1: Any, decay: Any, scale: Any,
+    xs: Any, gs: Any, ss: Any, tile: Any,
+) -> None:  # fmt: skip
     """X of a unit; G, or the momentum in its place, begins at `base` and has these strides."""
     b, start, stop = _span(job, unit)
     line, rounds = job.Q * job.K, job.rounding != NEAREST
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
-    w1, decay, factor = narrow(job.w1, ss[0]), narrow(job.decay, ss[0]), narrow(job.scale, ss[0])
-    tile = _tile(job, tile)
+    w1, decay, factor = narrow(w1, ss[0]), narrow(decay, ss[0]), narrow(scale, ss[0])
     half = (stop - start) // 2 if job.K == 1 and xs.itemsize > 2 else 0  # conversions want all the registers
-    size = job.S * line if job.carries else 0
-    found, left, sums = np.empty(size, ss.dtype), np.empty(size, ss.dtype), np.zeros(2 * size, np.float64)
-    for top in range(0, half, TALL // 2):
-        fill(found, 0, size, narrow(0.0, ss[0]))
-        fill(left, 0, size, narrow(0.0, ss[0]))
-        for p in range(start + top, start + min(half, top + TALL // 2)):
-            for s in range(job.S):
-                r, x = (b * job.P + p) * job.S + s, b * job.xb + p * job.xp + s * job.xs
-                x0, m0 = at(job.x + xs.itemsize * x, line, xs), at(job.m + ss.itemsize * x, line, ss)
-                y = x + half * job.xp
-                x1, m1 = at(job.x + xs.itemsize * y, line, xs), at(job.m + ss.itemsize * y, line, ss)
-                g = base + gs.itemsize * (b * gb + p * gp + s * gt)
-                g0, g1 = at(g, line, gs), at(g + gs.itemsize * half * gp, line, gs)
-                col = at(job.col_scale + ss.itemsize * (b * job.S + s) * line, line, ss)
-                r0, r1, here = row[r] * factor, row[r + half * job.S] * factor, s * line if size else 0
-                descend_two(
-                    x0, x1, m0, m1, g0, g1, r0, r1, col, job.momentum == OF_UPDATE, w1, decay,
-                    size > 0, found[here:], left[here:],
+    found, left = 0.0, 0.0
+    for p in range(start, start + half):
+        for s in range(job.S):
+            r = (b * job.P + p) * job.S + s
+            r0, r1 = row[r] * factor, row[r + half * job.S] * factor
+            for q in range(0, line, WIDTH):
+                width, x = min(WIDTH, line - q), b * job.xb + p * job.xp + s * job.xs + q
+                x0, m0 = at(job.x + xs.itemsize * x, width, xs), at(job.m + ss.itemsize * x, width, ss)
+                x += half * job.xp
+                x1, m1 = at(job.x + xs.itemsize * x, width, xs), at(job.m + ss.itemsize * x, width, ss)
+                g = base + gs.itemsize * (b * gb + p * gp + s * gt + q)
+                g0, g1 = at(g, width, gs), at(g + gs.itemsize * half * gp, width, gs)
+                col = at(job.col_scale + ss.itemsize * ((b * job.S + s) * line + q), width, ss)
+                before, after = descend_two(
+                    x0, x1, m0, m1, g0, g1, r0, r1, col, job.momentum == OF_UPDATE, w1, decay
                 )  # fmt: skip
-        add(sums[:size], found)
-        add(sums[size:], left)
-    most = len(tile) if job.K > 1 else WIDTH if rounds else line
+                found += before
+                left += after
+    tile = _tile(job, tile)
+    most = len(tile) if job.K > 1 else WIDTH
     room = np.empty(most if rounds else 0, ss.dtype)
     for p in range(start + 2 * half, stop):
         for s in range(job.S):
@@ -1011,22 +979,22 @@ def _apply_to_lines(
             for q in range(0, line, most):
                 width = min(most, line - q)
                 to, by = at(job.x + xs.itemsize * (x + q), width, xs), at(g + gs.itemsize * q, width, gs)
-                scale, m = at(col + ss.itemsize * q, width, ss), at(job.m + ss.itemsize * (x + q), width, ss)
+                by_col, m = at(col + ss.itemsize * q, width, ss), at(job.m + ss.itemsize * (x + q), width, ss)
                 if rounds:
                     c, values = at(job.c + xs.itemsize * (x + q), width, xs), room[:width]
                     number = job.origin + b * job.nb + p * job.np + s * job.ns + q * job.nq
                     _take(job, values, to, c)
-                    _descend(job, values, m, by, row[r] * factor, tile, scale, w1, decay)
+                    _descend(job, values, m, by, row[r] * factor, tile, by_col, w1, decay)
                     _put(job, to, c, values, number, job.nq)
                 else:
-                    if size:
-                        add_squares(sums[s * line : (s + 1) * line], to)
-                    _descend(job, to, m, by, row[r] * factor, tile, scale, w1, decay)
-                    if size:
-                        add_squares(sums[size + s * line : size + (s + 1) * line], to)
-    if size:
-        result = at(job.units + 24 * unit, 3, sums)
-        result[0], result[1] = in_order(sums[:size]), in_order(sums[size:])
+                    if job.carries:
+                        found += sum_of_squares(to, ss)
+                    _descend(job, to, m, by, row[r] * factor, tile, by_col, w1, decay)
+                    if job.carries:
+                        left += sum_of_squares(to, ss)
+    if job.carries:
+        result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
+        result[0], result[1] = found, left
 
 
 @_exactly
@@ -1121,11 +1089,11 @@ def all_walks(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> No
                 job.u2 = _total(job, 0)
             if job.estimator != FULL and job.measures:
                 for unit in range(units):
-                    _measure_unit(job, unit, xs, ss)
+                    _measure_lines(job, unit, xs, ss)
                 job.x2 = _total(job, 0)
             _conclude(job)
             for unit in range(units):
-                _apply_to_unit(job, unit, xs, gs, ss, tile)
+                _apply_to_unit(job, unit, job.w1, job.decay, job.scale, xs, gs, ss, tile)
             at(job.t, 1, np.empty(0, np.float32))[0] += 1
 
 
