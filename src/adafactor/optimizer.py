@@ -209,9 +209,11 @@ class Adafactor(Optimizer):
         skipped = step(first, kernel, ranks)
         release(first)
         rest = [u for u in updates if not u.sharded and u.settings.on_nonfinite != "raise"]
-        for bucket in buckets(rest, kernel):
-            skipped += step(bucket, kernel)
-            release(bucket)
+        left_out, others = kernel.whole(rest)
+        skipped += left_out
+        for u in others:
+            skipped += step([u], kernel)
+            release([u])
         if skipped:
             self._warn_once(skipped[0], stacklevel=9)
 
@@ -398,24 +400,6 @@ class Adafactor(Optimizer):
                         dtensor.copy_(self.state[p][name], torch.as_tensor(value))
                     else:
                         self.state[p][name] = deepcopy(value)
-
-
-def buckets(updates: list[Update], kernel: Kernel) -> Iterator[list[Update]]:
-    """Small tensors together, as many as the kernel likes; large ones alone."""
-    bucket: list[Update] = []
-    size = 0
-    for u in updates:
-        count = u.layout.count
-        if count > kernel.SMALL:
-            yield [u]
-            continue
-        if bucket and size + count > kernel.BUCKET:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(u)
-        size += count
-    if bucket:
-        yield bucket
 
 
 def _where(p: Tensor, state: dict[str, Tensor]) -> tuple[object, ...]:

@@ -78,8 +78,6 @@ class Update:
     # what a kernel keeps, from walk to walk and from step to step
     work: Any = None
     fleet: Any = None
-    left: float | None = None  # ΣX² as the last step left it
-    steady: bool = False  # it has been that of the next step: nobody else writes to X
 
     @cached_property
     def rounding(self) -> str:
@@ -99,8 +97,6 @@ class Update:
 
 def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> list[Update]:
     """Take one step with every parameter of the bucket; return those that were left out as non-finite."""
-    if ranks is None and (left_out := kernel.whole(bucket)) is not None:
-        return left_out
     for u in bucket:
         begin(u)  # t, β̂₂ₜ, ρₜ
     kernel.moments(_walkable(bucket))  # means of G² + ε₁ over columns and over rows
@@ -114,10 +110,7 @@ def step(bucket: list[Update], kernel: Kernel, ranks: Ranks | None = None) -> li
     for u in taken:
         conclude(u)  # αₜ / max(1, RMS(U)/d)
     advance(taken)  # t
-    for u in kernel.apply_(_walkable(taken)):  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
-        used = u.scale
-        conclude(u)  # ΣX² was not what the last step left: somebody has written to X since
-        kernel.correct(u, used)
+    kernel.apply_(_walkable(taken))  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ
     for u in taken:
         if u.figures is not None:
             u.trace.draw_from(None)  # what a kernel has kept to itself is older

@@ -9,8 +9,7 @@ A bucket is a list of `step.Update`. Each walk reads what `step` prepared and le
 | `energy` | G, X, `scales` | `u2`, `x2` (where `measures_x`) |
 | `apply_` | G, X, `scales`, `scale`, `decay` | X |
 
-A kernel may carry ΣX² over from the step before, if it finds out in `apply_`, which reads X anyway, whether it still is
-that of X. `apply_` returns the updates for which it was not, with the right `x2`, and `correct` repairs them.
+A kernel may also take whole steps by itself (`whole`), to the same result; those it leaves are led from walk to walk.
 
 What is kept whole, `state["full"]` and `state["momentum"]`, is averaged in `energy` or in `apply_`. A kernel may do in
 `moments` what it would do in `energy`, as long as it only reads.
@@ -29,7 +28,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from adafactor.equations import Scalar
     from adafactor.step import Update
 
 BACKENDS = ("auto", "eager", "cpu")
@@ -38,14 +36,11 @@ BACKENDS = ("auto", "eager", "cpu")
 class Kernel(Protocol):
     """What `step` needs of a backend."""
 
-    SMALL: int  # tensors of up to so many elements share a bucket,
-    BUCKET: int  # up to so many together
-
     def obstacle(self, u: Update) -> str | None:
         """Why this kernel leaves a tensor to `eager`; None if it does not."""
 
-    def whole(self, bucket: list[Update]) -> list[Update] | None:
-        """Take the whole step in one go, and return those that were left out as non-finite; None if that cannot be."""
+    def whole(self, bucket: list[Update]) -> tuple[list[Update], list[Update]]:
+        """Take whole steps; returns those that were left out as non-finite, and those that are still to be stepped."""
 
     def moments(self, bucket: list[Update]) -> None:
         """First walk: means of G² + ε₁."""
@@ -56,11 +51,8 @@ class Kernel(Protocol):
     def energy(self, bucket: list[Update]) -> None:
         """Second walk: ΣU² and ΣX²."""
 
-    def apply_(self, bucket: list[Update]) -> list[Update]:
+    def apply_(self, bucket: list[Update]) -> None:
         """Third walk: X."""
-
-    def correct(self, u: Update, used: Scalar) -> None:
-        """Make it the X of `u.scale` where `used` was taken instead."""
 
 
 def choose(backend: str, on_cpu: bool = True) -> Kernel:

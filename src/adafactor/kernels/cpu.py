@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from math import prod
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from adafactor.equations import Scalar
 from adafactor.kernels import eager, native
-from adafactor.kernels.threads import announced, share_out
+from adafactor.kernels.threads import announced, share_out, together
 from adafactor.layout import statistics_dtype
 from adafactor.rounding import keys, roots
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from adafactor.settings import Settings
     from adafactor.step import Update
 
-SMALL = 2**22  # elements up to which a tensor is one thread's alone
-BUCKET = 2**26  # elements that go through one call together, each tensor on its own while it is in the cache
+SMALL = 2**17  # elements up to which a tensor is one thread's alone
 UNIT = 2**15  # elements that are worth a thread's attention
 
 WHOLE = (torch.float32, torch.float64)  # nothing is lost between X as it is computed and X as it is kept
@@ -52,24 +51,18 @@ ROUNDINGS = {"nearest": native.NEAREST, "stochastic": native.STOCHASTIC, "kahan"
 MOMENTA = {"update": native.OF_UPDATE, "gradient": native.OF_GRADIENT}
 
 
-def whole(bucket: list[Update]) -> list[Update] | None:
-    """Take all the walks in one go, a thread to a tensor; None for what is not small or must be asked in between."""
-    if not bucket:
-        return None
-    fleet: Fleet | None = bucket[0].fleet
+def whole(bucket: list[Update]) -> tuple[list[Update], list[Update]]:
+    """Take whole steps, all in one call; returns those that were left out as non-finite, and those without a path."""
+    fleet = next((u.fleet for u in bucket if u.fleet is not None), None)
     if fleet is None or not fleet.is_of(bucket):
-        if any(u.sharded or u.settings.on_nonfinite == "raise" or u.x.numel() > SMALL for u in bucket):
-            return None
-        kinds = _kinds(bucket)
-        if sum(map(len, kinds.values())) < len(bucket):
-            return None
-        fleet = Fleet(bucket, _arranged(kinds))
-    return fleet.step()
+        fleet = Fleet(bucket)
+    return fleet.step(), fleet.others
 
 
 def moments(bucket: list[Update]) -> None:
     """Means of G² + ε₁, and whether G² is finite; for what is kept whole all of ΣU² and ΣX²."""
-    for table in _arranged(_kinds(bucket)):
+    for dtypes, pairs in _kinds(bucket).items():
+        table = Table(pairs, _kind(*dtypes))
         table.set_out()
         table.moments()
     eager.moments(_others(bucket))
@@ -90,15 +83,11 @@ def energy(bucket: list[Update]) -> None:
     eager.energy(_others(bucket))
 
 
-def apply_(bucket: list[Update]) -> list[Update]:
-    """X; returns those whose ΣX² was carried over from the last step and is not that of the X found now."""
-    wrong = [u for table in _tables(bucket) for u in table.apply_()]
-    return wrong + eager.apply_(_others(bucket))
-
-
-def correct(u: Update, used: Scalar) -> None:
-    """Give X what it did not get because another `scale` was used."""
-    u.work.correct(u, used)
+def apply_(bucket: list[Update]) -> None:
+    """X."""
+    for table in _tables(bucket):
+        table.apply_()
+    eager.apply_(_others(bucket))
 
 
 def obstacle(u: Update) -> str | None:
@@ -117,10 +106,6 @@ def _kinds(bucket: list[Update]) -> Kinds:
     return kinds
 
 
-def _arranged(kinds: Kinds) -> list[Table]:
-    return [Table(pairs, _kind(*dtypes)) for dtypes, pairs in kinds.items()]
-
-
 def _tables(bucket: list[Update]) -> list[Table]:
     return list(dict.fromkeys(u.work for u in bucket if u.work is not None))
 
@@ -134,14 +119,12 @@ def _kind(x: torch.dtype, g: torch.dtype) -> Kind:
     """The types for the loops, once these are compiled for them or found on disk."""
     kind, none = KINDS[x, g], np.empty(0, native.JOB)
     with announced(f"adafactor: making the loops for {x} ready (compiled once on a machine; it may take minutes) ..."):
-        walks = native.moments, native.energy, native.measure, native.apply_, native.correct, native.all_walks
-        for walk in walks:
-            walk(none, *kind, 0, 0)
+        native.crew(none, *kind, np.zeros(1, np.int64), 0)
+        native.walk(none, 0, *kind, 0, 0)
         native.fold(none, *kind[1:])
         native.factors(none, kind[2])
-        native.gather(none)
-        native.settle(none)
-        native.furnish(none, np.empty(0))
+        native.gather(none, 0)
+        native.furnish(none, 0, np.empty(0), True)
         native.counts(none, np.empty(0))
     return kind
 
@@ -269,7 +252,7 @@ def _merge(shape: tuple[int, ...], strides: Sequence[int], axes: tuple[int, ...]
 
 def _units(p: int, line: int) -> tuple[int, int]:
     """P's per unit and units: enough for many threads, few enough that their column sums stay a small part."""
-    most = max(min(16, p // 64), min(64, p // 512), 1)
+    most = max(min(16, p // 64), min(32, p // 512), 1)
     cuts = max(1, min(most, p * line // UNIT))
     rows = -(-p // cuts)
     rows += -rows % 4
@@ -277,16 +260,17 @@ def _units(p: int, line: int) -> tuple[int, int]:
 
 
 class Fleet:
-    """Small tensors that step together, with all that can be known beforehand: what is left to do is little."""
+    """Tensors that step together, with all that can be known beforehand: what is left to do is little."""
 
-    def __init__(self, bucket: list[Update], tables: list[Table]):
+    def __init__(self, bucket: list[Update]):
         """Belong to the updates, and keep the figures of their steps until somebody asks."""
-        self.updates, self.tables = bucket, tables
-        self.forms = [u.form for u in bucket]
-        for table in tables:
+        self.updates, self.forms, kinds = bucket, [u.form for u in bucket], _kinds(bucket)
+        self.tables = [Table(pairs, _kind(*dtypes), lasting=True) for dtypes, pairs in kinds.items()]
+        for table in self.tables:
             for i, u in enumerate(table.updates):
                 u.fleet = self
                 u.trace.draw_from(partial(table.tell, i))
+        self.others = [u for u in bucket if u.fleet is not self]
 
     def is_of(self, bucket: list[Update]) -> bool:
         """Are these the same updates, with gradients that lie in memory as the last ones did?"""
@@ -294,11 +278,7 @@ class Fleet:
 
     def step(self) -> list[Update]:
         """All the walks; returns those that were left out."""
-        left_out = []
-        for table in self.tables:
-            table.set_out()
-            left_out += table.all_walks()
-        return left_out
+        return [u for table in self.tables for u in table.step()]
 
 
 def _alike(settings: list[Settings]) -> list[tuple[Settings, Any]]:
@@ -312,11 +292,13 @@ def _alike(settings: list[Settings]) -> list[tuple[Settings, Any]]:
 class Table:
     """The jobs of some tensors of one kind."""
 
-    def __init__(self, pairs: list[tuple[Update, Path]], kind: Kind):
-        """Describe to the loops what does not change from step to step."""
+    def __init__(self, pairs: list[tuple[Update, Path]], kind: Kind, lasting: bool = False):
+        """Describe to the loops what does not change from step to step; a lasting table is kept for the next."""
+        if lasting:
+            pairs = sorted(pairs, key=lambda pair: -pair[0].x.numel())
         self.updates = [u for u, _ in pairs]
         self.paths = [path for _, path in pairs]
-        self.kind = kind
+        self.kind, self.lasting = kind, lasting
         self.total = 0
         self.copies: list[tuple[Tensor, Tensor]] = []  # factors in the order of the walk, where theirs is another
         self.means: list[Tensor] = []
@@ -325,6 +307,7 @@ class Table:
             jobs.append(self._job(u, path))
             self.total += u.x.numel()
         self.jobs = np.array(jobs, native.JOB)
+        self.shared = sum(u.x.numel() > SMALL for u in self.updates)  # that all threads walk together
         self.counts = np.empty(len(jobs), np.float64)
         self.alike = _alike([u.settings for u in self.updates])
         self.written = [u.x for u in self.updates if not u.x.is_inference()]
@@ -344,6 +327,7 @@ class Table:
             row_state = self._address(u, path, "col" if swapped else "row", second)
             col_state = self._address(u, path, "row" if swapped else "col", first)
         momentum, rounding, numbering = MOMENTA[s.momentum] if s.beta1 else native.NONE, ROUNDINGS[u.rounding], None
+        carries = self.lasting and s.relative and path.carries and u.x.dtype in WHOLE
         early = estimator != native.FULL and momentum != native.OF_GRADIENT and not u.sharded
         if rounding == native.STOCHASTIC:
             numbering = _numbering(path, u.x.shape, u.shape, u.place)
@@ -351,8 +335,10 @@ class Table:
             *path.numbers, self.total, estimator, swapped, momentum, early, s.relative, u.measures_x,
             s.on_nonfinite == "ignore", u.x.data_ptr(), 0, full, state["momentum"].data_ptr() if momentum else 0,
             state["compensation"].data_ptr() if rounding == native.KAHAN else 0, state["step"].data_ptr(),
-            row_state, col_state, 0, rounding, 0, 0, *(numbering or (0, 0, 0, 0, 0)), *[0] * 8, 1, 0, 0, 0, 0,
-            n_rows, n_cols, *s.eps, s.clip or 0.0, layout.count, -1.0 if s.maximize else 1.0, *[0.0] * 15,
+            row_state, col_state, 0, rounding, 0, 0, *(numbering or (0, 0, 0, 0, 0)), *[0] * 8,
+            1, carries, 0, u.measures_x, *[0] * 4,
+            n_rows, n_cols, *s.eps, s.clip or 0.0, layout.count, -1.0 if s.maximize else 1.0,
+            *[0.0] * 9, math.nan, *[0.0] * 4,
         )  # fmt: skip
 
     def set_out(self) -> None:
@@ -362,7 +348,8 @@ class Table:
         native.counts(jobs, self.counts)
         for settings, members in self.alike:
             counts = self.counts[members]
-            for t in np.unique(counts).tolist():  # they differ where gradients were missing or not finite
+            steps = counts[:1] if (counts == counts[0]).all() else np.unique(counts)
+            for t in steps.tolist():  # they differ where gradients were missing or not finite
                 rates, at = settings.rates(t + 1), members[counts == t]
                 jobs["beta2"][at], jobs["w1"][at], jobs["w2"][at], jobs["rho"][at] = rates
                 jobs["decay"][at] = 1 - rates.rho * settings.weight_decay
@@ -384,9 +371,13 @@ class Table:
         self.copies.append((walked, walked.contiguous()))
         return self.copies[-1][1].data_ptr()
 
-    def all_walks(self) -> list[Update]:
+    def step(self) -> list[Update]:
         """A whole step; returns those that were left out."""
-        self._walk(native.all_walks)
+        self.set_out()
+        scratch = np.empty(max((path.room for path in self.paths[: self.shared]), default=0))
+        native.furnish(self.jobs, self.shared, scratch, False)
+        board = np.zeros(1 + 12 * self.shared, np.int64)
+        together(partial(native.crew, self.jobs, *self.kind, board, self.shared), self.total // UNIT)
         self._write_back()
         taken = self.jobs["taken"]
         if taken.all():
@@ -414,10 +405,10 @@ class Table:
     def moments(self) -> None:
         """First walk."""
         self.scratch = torch.empty(sum(path.room for path in self.paths), dtype=torch.float64)
-        native.furnish(self.jobs, self.scratch.numpy())
+        native.furnish(self.jobs, len(self.jobs), self.scratch.numpy(), True)
         for u in self.updates:
             u.work = self
-        self._walk(native.moments)
+        self._walk(native.MOMENTS)
         native.fold(self.jobs, *self.kind[1:])
         seen = np.isfinite(self.jobs["finite"]).tolist()
         whole = zip(self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True)
@@ -446,49 +437,19 @@ class Table:
             there.copy_(copy)
 
     def energy(self) -> None:
-        """Second walk, for what is not known yet: ΣU² after the first, ΣX² from the last step."""
-        for i, (u, path) in enumerate(zip(self.updates, self.paths, strict=True)):
-            if u.settings.relative and not u.sharded and path.carries and u.x.dtype in WHOLE:
-                self.jobs["carries"][i] = native.CARRIES if u.steady else native.MEASURES
-                self.jobs["x2"][i] = u.left or 0.0
-        factored = self.jobs["estimator"] != native.FULL
-        unknown = factored & (self.jobs["measures"] == 1) & (self.jobs["carries"] != native.CARRIES)
-        if unknown.any():
-            self._walk(native.measure)
-            native.settle(self.jobs)
-            self.jobs["x2"][unknown] = self.jobs["found"][unknown]
-            for u, found, here in zip(self.updates, self.jobs["found"].tolist(), unknown.tolist(), strict=True):
-                u.steady = u.left == found if here else u.steady
-        if (factored & (self.jobs["early"] == 0)).any():
-            self._walk(native.energy)
-            native.gather(self.jobs)
+        """Second walk, for ΣU² where the first could not have it, and for ΣX²."""
+        for phase in (native.ENERGY, native.MEASURE):
+            self._walk(phase)
+            native.gather(self.jobs, phase)
         for u, u2, x2 in zip(self.updates, self.jobs["u2"].tolist(), self.jobs["x2"].tolist(), strict=True):
             u.u2, u.x2 = u2, x2 if u.measures_x else None
 
-    def apply_(self) -> list[Update]:
-        """Third walk; returns those whose ΣX² was wrong."""
+    def apply_(self) -> None:
+        """Third walk."""
         self.jobs["scale"] = [u.scale for u in self.updates]
         self.jobs["decay"] = [u.decay for u in self.updates]
-        self._walk(native.apply_)
+        self._walk(native.APPLY)
         self._raise_versions()
-        native.settle(self.jobs)
-        wrong = []
-        for u, job in zip(self.updates, self.jobs, strict=True):
-            if job["carries"] and job["taken"]:
-                u.left, found = float(job["left"]), float(job["found"])
-                if found != u.x2 and not (math.isnan(found) and math.isnan(u.left)):
-                    u.left, u.x2, u.steady = None, found, False
-                    wrong.append(u)
-        return wrong
-
-    def correct(self, u: Update, used: Scalar) -> None:
-        """Once more through one of them, for the difference."""
-        i = self.updates.index(u)
-        carries = self.jobs["carries"].copy()
-        self.jobs["carries"] = 0
-        self.jobs["carries"][i], self.jobs["scale"][i] = native.CORRECTS, u.scale - used
-        self._walk(native.correct)
-        self.jobs["carries"] = carries
 
     def _raise_versions(self) -> None:
         """As torch's own in-place operations do, so that autograd sees what was written behind its back."""
@@ -511,8 +472,8 @@ class Table:
                     },
                 )
 
-    def _walk(self, walk: Callable[..., None]) -> None:
-        share_out(walk, (self.jobs, *self.kind), self.total, UNIT)
+    def _walk(self, phase: int) -> None:
+        share_out(native.walk, (self.jobs, phase, *self.kind), self.total, UNIT)
 
 
 def _without(order: tuple[int, ...], gone: int) -> list[int]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Block = tuple[slice, ...] | None  # None: the tensor is one block
 
-SMALL = BUCKET = 0  # one tensor at a time
 BLOCK_CPU = 2**20  # elements: a float32 block is 4 MB and stays in a shared cache; smaller ones measured slower
 BLOCK_DEVICE = 2**21  # elements: large enough to fill a GPU; four float32 blocks are 34 MB
 SUM_ROW = 1024  # elements that one thread sums alone
@@ -37,9 +36,9 @@ def obstacle(u: Update) -> str | None:
     return None
 
 
-def whole(bucket: list[Update]) -> list[Update] | None:
-    """None: `step` leads from walk to walk."""
-    return None
+def whole(bucket: list[Update]) -> tuple[list[Update], list[Update]]:
+    """None of them: `step` leads from walk to walk."""
+    return [], bucket
 
 
 def moments(bucket: list[Update]) -> None:
@@ -68,7 +67,7 @@ def energy(bucket: list[Update]) -> None:
                 u.x2 = u.x2 + scratch.total(torch.mul(x, x, out=scratch.like(x)))
 
 
-def apply_(bucket: list[Update]) -> list[Update]:
+def apply_(bucket: list[Update]) -> None:
     """Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ, or minus the average of the αₜ·Ûₜ."""
     for u in bucket:
         scratch = Scratch(u)
@@ -76,11 +75,6 @@ def apply_(bucket: list[Update]) -> list[Update]:
         for block in blocks(u.x):
             change = _direction(u, block, scales, scratch, first=False)
             _subtract(u, block, change, scratch)
-    return []
-
-
-def correct(u: Update, used: Scalar) -> None:
-    """Never called: ΣX² is always that of X."""
 
 
 def _moments(u: Update) -> None:

@@ -10,9 +10,11 @@ do not depend on the number of threads and their sums are added in one order, so
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic, overload, register_jitable
 
@@ -33,13 +35,13 @@ JOB = np.dtype(
     + [(name, np.int64) for name in "rounding key1 key2 origin nb np ns nq".split()]
     # addresses of scratch
     + [(name, np.int64) for name in "row col row_scale col_scale means partial heat units".split()]
-    + [(name, np.int64) for name in "taken carries steps clipped skipped".split()]  # is, does; how often it was
+    + [(name, np.int64) for name in "taken carries steady looks clips steps clipped skipped".split()]
     + [(name, np.float64) for name in "n_rows n_cols eps eps2 clip count sign".split()]
     + [(name, np.float64) for name in "beta2 w1 w2 rho scale decay".split()]
-    + [(name, np.float64) for name in "u2 x2 finite found left".split()]
+    + [(name, np.float64) for name in "u2 x2 finite left".split()]  # `left`: ΣX² as the last step left it
     + [(name, np.float64) for name in "noted_beta2 rms_x alpha rms_u".split()]  # of the last step that was taken
 )
-CARRIES, MEASURES, CORRECTS = 1, 2, 3  # ΣX² is known from the last step; is not; was wrong
+MOMENTS, ENERGY, MEASURE, APPLY = range(4)  # the walks
 
 # Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
 # NaN, infinities and denormals keep their meaning.
@@ -58,6 +60,20 @@ def _pointer(context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _add(context: Any, address: Any, number: Any) -> Any:
+    """Add to the integer at an address, as one thing among threads; returns what was there."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+_rest = types.ExternalFunction("sched_yield", types.intc()) if os.name == "posix" else register_jitable(lambda: 0)
 
 
 @register_jitable
@@ -457,26 +473,7 @@ def add(total: Any, values: Any) -> None:
         total[j] += values[j]
 
 
-# ---- walks ------------------------------------------------------------------------------------------------------
-
-
-@_entry
-def moments(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """First walk, for the units that start in [first, last): sums of G²; for what is kept whole all of ΣU² and ΣX²."""
-    tile = np.empty(WIDTH, ss.dtype)
-    for i in range(len(jobs)):
-        job = jobs[i]
-        for unit in range(job.B * job.cuts):
-            if first <= _begin(job, unit) < last:
-                _moments_of_unit(job, unit, xs, gs, ss, tile)
-
-
-@_summing
-def _moments_of_unit(job: Any, unit: int, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
-    if job.estimator == FULL:
-        _measure_whole(job, unit, xs, gs, ss)
-    else:
-        _sum_lines(job, unit, gs, ss, tile)
+# ---- units ------------------------------------------------------------------------------------------------------
 
 
 @_summing
@@ -495,7 +492,49 @@ def _begin(job: Any, unit: int) -> Any:
 
 
 @_summing
-def _sum_lines(job: Any, unit: int, gs: Any, ss: Any, tile: Any) -> None:
+def _results(job: Any) -> Any:
+    """Three numbers for every unit."""
+    return at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))
+
+
+@_as_written
+def _total(job: Any, which: int) -> Any:
+    """The sum of one of the units' numbers."""
+    return in_order(_results(job)[which::3])
+
+
+@_summing
+def _tile(job: Any, room: Any) -> Any:
+    """Room for a power of two of slices of K: enough to be worth a loop, and soon filled."""
+    size = job.K
+    while 2 * size <= min(job.Q * job.K, WIDTH // 4):
+        size *= 2
+    return room[:size]
+
+
+@_summing
+def _room(jobs: Any, ss: Any) -> Any:
+    """What one thread needs beside a job's own scratch: column sums of a unit, twice, a tile, and a part of a line."""
+    most, tile = 0, WIDTH // 4
+    for i in range(len(jobs)):
+        most = max(most, jobs[i].S * jobs[i].Q * jobs[i].K)
+        tile = max(tile, jobs[i].K)
+    return np.empty(2 * most + 2 * tile + WIDTH, ss.dtype)
+
+
+# ---- first walk -------------------------------------------------------------------------------------------------
+
+
+@_summing
+def _moments(job: Any, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
+    if job.estimator == FULL:
+        _measure_whole(job, unit, xs, gs, ss)
+    else:
+        _sum_lines(job, unit, gs, ss, room)
+
+
+@_summing
+def _sum_lines(job: Any, unit: int, gs: Any, ss: Any, room: Any) -> None:
     """Sums of G² over lines and columns.
 
     A line's R is known with its sum, so that, while the line is in the cache, Σ(G/√R)² of every column can be had too:
@@ -509,7 +548,7 @@ def _sum_lines(job: Any, unit: int, gs: Any, ss: Any, tile: Any) -> None:
     sums, heats = at(job.partial + 8 * unit * size, size, doubles), at(job.heat + 8 * unit * size, hot, doubles)
     fill(sums, 0, size, 0.0)
     fill(heats, 0, hot, 0.0)
-    col, heat, tile = np.empty(size, ss.dtype), np.empty(hot, ss.dtype), _tile(job, tile)
+    col, heat, tile = room[:size], room[size : size + hot], _tile(job, room[2 * size :])
     quarter = (stop - start) // 4 if job.K == 1 else 0
     for top in range(0, quarter, TALL // 4):
         fill(col, 0, size, narrow(0.0, ss[0]))
@@ -586,15 +625,6 @@ def _scale_of(job: Any, b: int, row: Any, r: int, ss: Any) -> Any:
 
 
 @_summing
-def _tile(job: Any, tile: Any) -> Any:
-    """Room for a power of two of slices of K: enough to be worth a loop, and soon filled."""
-    size = job.K
-    while 2 * size <= min(job.Q * job.K, WIDTH // 4):
-        size *= 2
-    return tile[:size] if size <= len(tile) else np.empty(size, tile.dtype)
-
-
-@_summing
 def _measure_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
     _, start, stop = _span(job, unit)
     w1, w2, eps = narrow(job.w1, ss[0]), narrow(job.w2, ss[0]), narrow(job.eps, ss[0])
@@ -608,19 +638,15 @@ def _measure_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
         seen += total
         if job.measures:
             x2 += sum_of_squares(at(job.x + xs.itemsize * p, width, xs), ss)
-    result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
-    result[0], result[1], result[2] = u2, x2, seen
+    results = _results(job)
+    results[3 * unit], results[3 * unit + 1], results[3 * unit + 2] = u2, x2, seen
 
 
-@_entry
-def fold(jobs: Any, gs: Any, ss: Any) -> None:
-    """Add up what the units of the first walk left: means over rows and columns, and whether all of G² is finite."""
-    for i in range(len(jobs)):
-        _fold_job(jobs[i], gs, ss)
+# ---- between the walks: vectors and scalars ---------------------------------------------------------------------
 
 
 @_summing
-def _fold_job(job: Any, gs: Any, ss: Any) -> None:
+def _fold(job: Any, gs: Any, ss: Any) -> None:
     if job.estimator == FULL:
         job.u2, job.x2, job.finite = _total(job, 0), _total(job, 1), _total(job, 2)
         return
@@ -685,16 +711,9 @@ def _heat_in_double(job: Any, gs: Any, ss: Any, row: Any) -> None:
                     heat[s * line + j] += u * u
 
 
-@_entry
-def factors(jobs: Any, ss: Any) -> None:
-    """Algorithm 4, lines 5–7: R and C averaged in double, kept in the state's precision, and 1/√V̂ from them."""
-    for i in range(len(jobs)):
-        if jobs[i].taken:
-            _factor_job(jobs[i], ss)
-
-
 @_summing
-def _factor_job(job: Any, ss: Any) -> None:
+def _factor(job: Any, ss: Any) -> None:
+    """Algorithm 4, lines 5–7: R and C averaged in double, kept in the state's precision, and 1/√V̂ from them."""
     if job.estimator == FULL:
         return
     doubles, batch = np.empty(0, np.float64), job.S * job.K
@@ -768,26 +787,30 @@ def _inverse_root(values: Any, out: Any) -> None:
         )  # in double: R/mean(R) may leave float32 where its root does not
 
 
-@_entry
-def energy(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """Second walk, for ΣU² where the first could not have it; backwards, to begin with what that left in the cache."""
-    tile = np.empty(WIDTH, ss.dtype)
-    for i in range(len(jobs) - 1, -1, -1):
-        job = jobs[i]
-        if job.estimator == FULL or job.early or not job.taken:
-            continue
-        for unit in range(job.B * job.cuts - 1, -1, -1):
-            if first <= _begin(job, unit) < last:
-                _energy_of_unit(job, unit, gs, ss, tile)
+@_as_written
+def _conclude(job: Any) -> None:
+    """`step.conclude`, to the bit: Algorithm 4, lines 3 and 9."""
+    job.rms_x, job.rms_u, job.alpha = np.sqrt(job.x2 / job.count), np.sqrt(job.u2 / job.count), job.rho
+    if job.relative:
+        job.alpha = (job.eps2 if job.rms_x < job.eps2 else job.rms_x) * job.rho
+    divisor = 1.0
+    if job.clip > 0:
+        ratio = job.rms_u / job.clip
+        divisor = 1.0 if ratio < 1.0 else ratio  # a NaN stays one
+    job.scale, job.clips = job.sign * job.alpha / divisor, divisor > 1
+
+
+# ---- second walk ------------------------------------------------------------------------------------------------
 
 
 @_summing
-def _energy_of_unit(job: Any, unit: int, gs: Any, ss: Any, tile: Any) -> None:
+def _energy(job: Any, unit: int, gs: Any, ss: Any, room: Any) -> None:
+    """ΣU², where the first walk could not have it."""
     if job.momentum == OF_GRADIENT:
         _blend_lines(job, unit, gs, ss)
-        _energy_of_lines(job, unit, job.m, job.xb, job.xp, job.xs, ss, ss, tile)
+        _energy_of_lines(job, unit, job.m, job.xb, job.xp, job.xs, ss, ss, room)
     else:
-        _energy_of_lines(job, unit, job.g, job.gb, job.gp, job.gs, gs, ss, tile)
+        _energy_of_lines(job, unit, job.g, job.gb, job.gp, job.gs, gs, ss, room)
 
 
 @_summing
@@ -803,11 +826,11 @@ def _blend_lines(job: Any, unit: int, gs: Any, ss: Any) -> None:
 
 @_summing
 def _energy_of_lines(
-    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, gs: Any, ss: Any, tile: Any
+    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, gs: Any, ss: Any, room: Any
 ) -> None:  # fmt: skip
     """ΣU² of G, or of the momentum in its place, that begins at `base` and has these strides."""
     b, start, stop = _span(job, unit)
-    line, u2, tile = job.Q * job.K, 0.0, _tile(job, tile)
+    line, u2, tile = job.Q * job.K, 0.0, _tile(job, room)
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
     for p in range(start, stop):
         for s in range(job.S):
@@ -821,34 +844,16 @@ def _energy_of_lines(
                 repeat(row, r, job.K, narrow(1.0, ss[0]), tile)
                 for q in range(0, line, len(tile)):
                     u2 += energy_of_tile(g[q : q + len(tile)], tile, col[q : q + len(tile)])
-    at(job.units + 24 * unit, 3, np.empty(0, np.float64))[0] = u2
+    _results(job)[3 * unit] = u2
 
 
-@_entry
-def gather(jobs: Any) -> None:
-    """Add up ΣU² of the units of the second walk."""
-    for i in range(len(jobs)):
-        job = jobs[i]
-        if job.estimator != FULL and job.taken and not job.early:
-            job.u2 = _total(job, 0)
-
-
-@_entry
-def measure(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """ΣX², where it is wanted and not known from the last step.
-
-    What will be carried to the next step is found by a step of length zero, in the loop that will look for it then.
-    """
-    tile = np.empty(WIDTH, ss.dtype)
-    for i in range(len(jobs)):
-        job = jobs[i]
-        if job.estimator != FULL and job.measures and job.carries != CARRIES and job.taken:
-            for unit in range(job.B * job.cuts):
-                if first <= _begin(job, unit) < last:
-                    if job.carries:
-                        _apply_to_unit(job, unit, 0.0, 1.0, 0.0, xs, gs, ss, tile)
-                    else:
-                        _measure_lines(job, unit, xs, ss)
+@_summing
+def _measure(job: Any, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
+    """ΣX². To carry it over, it is found by a step of length zero: by the loop that will look for it in the next."""
+    if job.carries:
+        _apply(job, unit, 0.0, 1.0, 0.0, xs, gs, ss, room)
+    else:
+        _measure_lines(job, unit, xs, ss)
 
 
 @_summing
@@ -860,49 +865,24 @@ def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
             x = at(job.x + xs.itemsize * (b * job.xb + p * job.xp + s * job.xs), line, xs)
             for q in range(0, line, WIDTH):
                 total += sum_of_squares(x[q : q + WIDTH], ss)
-    at(job.units + 24 * unit, 3, np.empty(0, np.float64))[0] = total
+    _results(job)[3 * unit] = total
 
 
-@_entry
-def settle(jobs: Any) -> None:
-    """Add up ΣX² of the units as they were found and as they were left."""
-    for i in range(len(jobs)):
-        job = jobs[i]
-        if job.estimator != FULL and job.measures and job.taken:
-            job.found, job.left = _total(job, 0), _total(job, 1)
-
-
-@_as_written
-def _total(job: Any, which: int) -> Any:
-    """The sum of one of the units' results."""
-    return in_order(at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))[which::3])
-
-
-@_entry
-def apply_(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """Third walk, forwards again: X."""
-    tile = np.empty(WIDTH, ss.dtype)
-    for i in range(len(jobs)):
-        job = jobs[i]
-        if not job.taken:
-            continue
-        for unit in range(job.B * job.cuts):
-            if first <= _begin(job, unit) < last:
-                _apply_to_unit(job, unit, job.w1, job.decay, job.scale, xs, gs, ss, tile)
+# ---- third walk -------------------------------------------------------------------------------------------------
 
 
 @_summing
-def _apply_to_unit(job: Any, unit: int, w1: Any, decay: Any, scale: Any, xs: Any, gs: Any, ss: Any, tile: Any) -> None:
+def _apply(job: Any, unit: int, w1: Any, decay: Any, scale: Any, xs: Any, gs: Any, ss: Any, room: Any) -> None:
     if job.estimator == FULL:
-        _apply_whole(job, unit, xs, gs, ss)
+        _apply_whole(job, unit, xs, gs, ss, room)
     elif job.momentum == OF_GRADIENT:
-        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, w1, decay, scale, xs, ss, ss, tile)
+        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, w1, decay, scale, xs, ss, ss, room)
     else:
-        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, w1, decay, scale, xs, gs, ss, tile)
+        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, w1, decay, scale, xs, gs, ss, room)
 
 
 @_summing
-def _apply_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
+def _apply_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
     _, start, stop = _span(job, unit)
     size = stop - start
     x, g = at(job.x + xs.itemsize * start, size, xs), at(job.g + gs.itemsize * start, size, gs)
@@ -911,7 +891,7 @@ def _apply_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any) -> None:
     if job.rounding == NEAREST:
         descend_whole(x, g, v, m, job)
         return
-    c, room = at(job.c + xs.itemsize * start, size, xs), np.empty(WIDTH, ss.dtype)
+    c = at(job.c + xs.itemsize * start, size, xs)
     for i in range(0, size, WIDTH):
         e = min(size, i + WIDTH)
         values = room[: e - i]
@@ -939,7 +919,7 @@ def _put(job: Any, x: Any, c: Any, values: Any, first: int, step: int) -> None:
 @_summing
 def _apply_to_lines(
     job: Any, unit: int, base: int, gb: int, gp: int, gt: int, w1: Any, decay: Any, scale: Any,
-    xs: Any, gs: Any, ss: Any, tile: Any,
+    xs: Any, gs: Any, ss: Any, room: Any,
 ) -> None:  # fmt: skip
     """X of a unit; G, or the momentum in its place, begins at `base` and has these strides."""
     b, start, stop = _span(job, unit)
@@ -965,9 +945,9 @@ def _apply_to_lines(
                 )  # fmt: skip
                 found += before
                 left += after
-    tile = _tile(job, tile)
+    tile = _tile(job, room)
     most = len(tile) if job.K > 1 else WIDTH
-    room = np.empty(most if rounds else 0, ss.dtype)
+    room = room[len(tile) :]
     for p in range(start + 2 * half, stop):
         for s in range(job.S):
             r = ((b * job.P + p) * job.S + s) * job.K
@@ -993,8 +973,8 @@ def _apply_to_lines(
                     if job.carries:
                         left += sum_of_squares(to, ss)
     if job.carries:
-        result = at(job.units + 24 * unit, 3, np.empty(0, np.float64))
-        result[0], result[1] = found, left
+        results = _results(job)
+        results[3 * unit], results[3 * unit + 1] = found, left
 
 
 @_exactly
@@ -1011,22 +991,9 @@ def _descend(job: Any, x: Any, m: Any, g: Any, row: Any, tile: Any, col: Any, w1
         descend(x, g, row, col, decay)
 
 
-@_entry
-def correct(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """X once more where it was not what ΣX² said: `scale` is what was missing."""
-    for i in range(len(jobs)):
-        job = jobs[i]
-        if job.carries == CORRECTS:
-            for unit in range(job.B * job.cuts):
-                if first <= _begin(job, unit) < last:
-                    if job.momentum == OF_GRADIENT:
-                        _correct_lines(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss)
-                    else:
-                        _correct_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss)
-
-
 @_summing
 def _correct_lines(job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs: Any, gs: Any, ss: Any) -> None:
+    """X once more where it was not what ΣX² said: `scale` is what was missing."""
     b, start, stop = _span(job, unit)
     line, one, row = job.Q, narrow(1.0, ss[0]), at(job.row_scale, job.B * job.P * job.S, ss)
     factor = narrow(job.w1 * job.scale if job.momentum == OF_UPDATE else job.scale, ss[0])
@@ -1040,12 +1007,173 @@ def _correct_lines(job: Any, unit: int, base: int, gb: int, gp: int, gt: int, xs
                 descend(at(job.m + ss.itemsize * x, line, ss), g, -by, col, one)
 
 
+# ---- walks ------------------------------------------------------------------------------------------------------
+
+
+@_summing
+def _needs(job: Any, phase: int) -> Any:
+    """Is there such a walk? What is known early, or from the last step, needs none."""
+    if phase == MOMENTS:
+        return True
+    if phase == APPLY or not job.taken or job.estimator == FULL:
+        return phase == APPLY and job.taken != 0
+    return not job.early if phase == ENERGY else job.looks != 0
+
+
+@_summing
+def _do(job: Any, phase: int, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
+    """One unit of a walk."""
+    if phase == MOMENTS:
+        _moments(job, unit, xs, gs, ss, room)
+    elif phase == ENERGY:
+        _energy(job, unit, gs, ss, room)
+    elif phase == MEASURE:
+        _measure(job, unit, xs, gs, ss, room)
+    else:
+        _apply(job, unit, job.w1, job.decay, job.scale, xs, gs, ss, room)
+
+
+@_summing
+def _close(job: Any, phase: int, xs: Any, gs: Any, ss: Any) -> None:
+    """What follows a walk, once all its units are done."""
+    if phase == MOMENTS:
+        _fold(job, gs, ss)
+        job.taken = job.ignore or np.isfinite(job.finite)
+        job.skipped += not job.taken
+        if job.taken:
+            _factor(job, ss)
+        if job.carries and job.steady:
+            job.x2 = job.left
+        job.looks = job.measures and not (job.carries and job.steady)
+    elif phase == ENERGY:
+        job.u2 = _total(job, 0)
+    elif phase == MEASURE:
+        job.x2 = _total(job, 0)
+        job.steady = job.x2 == job.left
+    else:
+        _finish(job, xs, gs, ss)
+        return
+    if job.taken and not (phase < ENERGY and _needs(job, ENERGY)) and not (phase < MEASURE and _needs(job, MEASURE)):
+        _conclude(job)
+
+
+@_summing
+def _finish(job: Any, xs: Any, gs: Any, ss: Any) -> None:
+    """Count the step; if ΣX² was carried over and is not that of the X found now, repair it."""
+    if job.carries:
+        found, job.left = _total(job, 0), _total(job, 1)
+        if found != job.x2 and not (np.isnan(found) and np.isnan(job.left)):
+            used, job.x2 = job.scale, found
+            _conclude(job)
+            job.scale -= used
+            for unit in range(job.B * job.cuts):
+                if job.momentum == OF_GRADIENT:
+                    _correct_lines(job, unit, job.m, job.xb, job.xp, job.xs, xs, ss, ss)
+                else:
+                    _correct_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss)
+            job.left, job.steady = np.nan, False
+    at(job.t, 1, np.empty(0, np.float32))[0] += 1
+    job.noted_beta2 = job.beta2
+    job.steps += 1
+    job.clipped += job.clips
+
+
 @_entry
-def furnish(jobs: Any, room: Any) -> None:
-    """Give every job its part of the room, or without any room count how many doubles they need, one by one."""
-    base = room.ctypes.data
+def crew(jobs: Any, xs: Any, gs: Any, ss: Any, board: Any, shared: int) -> None:
+    """A whole step, by all the threads that call this with the same `board`, which begins with zeros.
+
+    The first `shared` tensors are taken by all together, unit by unit. Each of the others is one thread's alone, that
+    goes through it while it is in the cache; so are the pauses of the large ones filled. Nobody counts on another
+    thread: a walk ends when its units are done, by whomever.
+    """
+    room, most = _room(jobs, ss), 0
+    for i in range(shared, len(jobs)):
+        most = max(most, _furnish(jobs[i], 0))
+    scratch, base = np.empty(most, np.float64), board.ctypes.data
+    for i in range(shared):
+        job, units = jobs[i], jobs[i].B * jobs[i].cuts
+        for phase in range(4):
+            if not _needs(job, phase):
+                continue
+            here = base + 8 * (1 + 3 * (4 * i + phase))  # how many units were begun, and done; whether all is
+            unit = _add(here, 1)
+            while unit < units:
+                _do(job, phase, unit, xs, gs, ss, room)
+                if _add(here + 8, 1) == units - 1:
+                    _close(job, phase, xs, gs, ss)
+                    _add(here + 16, 1)
+                unit = _add(here, 1)
+            while _add(here + 16, 0) == 0:
+                if not _take_one(jobs, xs, gs, ss, base, shared, room, scratch):
+                    _rest()
+    while _take_one(jobs, xs, gs, ss, base, shared, room, scratch):
+        pass
+
+
+@_summing
+def _take_one(
+    jobs: Any, xs: Any, gs: Any, ss: Any, base: int, shared: int, room: Any, scratch: Any
+) -> Any:  # fmt: skip
+    """All the walks through the next tensor that is nobody's yet; False if there is none."""
+    i = shared + _add(base, 1)
+    if i >= len(jobs):
+        return False
+    job = jobs[i]
+    _furnish(job, scratch.ctypes.data)
+    for phase in range(4):
+        if _needs(job, phase):
+            for unit in range(job.B * job.cuts):
+                _do(job, phase, unit, xs, gs, ss, room)
+            _close(job, phase, xs, gs, ss)
+    return True
+
+
+@_entry
+def walk(jobs: Any, phase: int, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
+    """One walk alone, through the units that start in [first, last)."""
+    room = _room(jobs, ss)
     for i in range(len(jobs)):
-        base += 8 * _furnish(jobs[i], base)
+        job = jobs[i]
+        if _needs(job, phase):
+            for unit in range(job.B * job.cuts):
+                if first <= _begin(job, unit) < last:
+                    _do(job, phase, unit, xs, gs, ss, room)
+
+
+@_entry
+def fold(jobs: Any, gs: Any, ss: Any) -> None:
+    """Add up what the units of the first walk left: means over rows and columns, and whether all of G² is finite."""
+    for i in range(len(jobs)):
+        _fold(jobs[i], gs, ss)
+
+
+@_entry
+def factors(jobs: Any, ss: Any) -> None:
+    """R, C and 1/√V̂ of those that take the step."""
+    for i in range(len(jobs)):
+        if jobs[i].taken:
+            _factor(jobs[i], ss)
+
+
+@_entry
+def gather(jobs: Any, phase: int) -> None:
+    """Add up ΣU² or ΣX² of the units of the second walk."""
+    for i in range(len(jobs)):
+        job = jobs[i]
+        if _needs(job, phase):
+            if phase == ENERGY:
+                job.u2 = _total(job, 0)
+            else:
+                job.x2 = _total(job, 0)
+
+
+@_entry
+def furnish(jobs: Any, count: int, room: Any, apart: bool) -> None:
+    """Give the first jobs their part of the room, each its own or one after the other the same."""
+    base = room.ctypes.data
+    for i in range(count):
+        size = _furnish(jobs[i], base)
+        base += 8 * size if apart else 0
 
 
 @_summing
@@ -1060,57 +1188,6 @@ def _furnish(job: Any, base: int) -> Any:
     job.heat = job.partial + 8 * col * job.cuts
     job.units = job.heat + 8 * col * job.cuts
     return 2 * (row + col) + means + 2 * col * job.cuts + 3 * units
-
-
-@_entry
-def all_walks(jobs: Any, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """All of a step for the tensors that start in [first, last), one after the other while each is in the cache."""
-    tile, most = np.empty(WIDTH, ss.dtype), 0
-    for i in range(len(jobs)):
-        if first <= jobs[i].start < last:
-            most = max(most, _furnish(jobs[i], 0))
-    room = np.empty(most, np.float64)
-    for i in range(len(jobs)):
-        job = jobs[i]
-        if first <= job.start < last:
-            units = job.B * job.cuts
-            _furnish(job, room.ctypes.data)
-            for unit in range(units):
-                _moments_of_unit(job, unit, xs, gs, ss, tile)
-            _fold_job(job, gs, ss)
-            job.taken = job.ignore or np.isfinite(job.finite)
-            if not job.taken:
-                job.skipped += 1
-                continue
-            _factor_job(job, ss)
-            if job.estimator != FULL and not job.early:
-                for unit in range(units - 1, -1, -1):
-                    _energy_of_unit(job, unit, gs, ss, tile)
-                job.u2 = _total(job, 0)
-            if job.estimator != FULL and job.measures:
-                for unit in range(units):
-                    _measure_lines(job, unit, xs, ss)
-                job.x2 = _total(job, 0)
-            _conclude(job)
-            for unit in range(units):
-                _apply_to_unit(job, unit, job.w1, job.decay, job.scale, xs, gs, ss, tile)
-            at(job.t, 1, np.empty(0, np.float32))[0] += 1
-
-
-@_as_written
-def _conclude(job: Any) -> None:
-    """`step.conclude`, to the bit: Algorithm 4, lines 3 and 9."""
-    job.rms_x, job.rms_u, job.alpha = np.sqrt(job.x2 / job.count), np.sqrt(job.u2 / job.count), job.rho
-    if job.relative:
-        job.alpha = (job.eps2 if job.rms_x < job.eps2 else job.rms_x) * job.rho
-    divisor = 1.0
-    if job.clip > 0:
-        ratio = job.rms_u / job.clip
-        divisor = 1.0 if ratio < 1.0 else ratio  # a NaN stays one
-    job.scale = job.sign * job.alpha / divisor
-    job.steps += 1
-    job.clipped += divisor > 1
-    job.noted_beta2 = job.beta2
 
 
 @_entry

@@ -28,12 +28,8 @@ PROCESS = os.getpid()
 
 
 def share_out(walk: Callable[..., None], arguments: tuple[Any, ...], total: int, least: int) -> None:
-    """Call `walk(*arguments, first, last)` for pieces that make up [0, total), with as many threads as torch has."""
-    threads = min(torch.get_num_threads(), total // least)
-    if threads <= 1:
-        walk(*arguments, 0, total)
-        return
-    count = min(PIECES * threads, total // least)
+    """Call `walk(*arguments, first, last)` for pieces that make up [0, total), each of `least` or more."""
+    count = max(1, min(PIECES * torch.get_num_threads(), total // least))
     pieces = deque((total * i // count, total * (i + 1) // count) for i in range(count))
 
     def work() -> None:
@@ -41,6 +37,15 @@ def share_out(walk: Callable[..., None], arguments: tuple[Any, ...], total: int,
             while True:
                 walk(*arguments, *pieces.popleft())
 
+    together(work, count)
+
+
+def together(work: Callable[[], None], most: int) -> None:
+    """Call `work()` in as many threads as torch has, or in the most that are worth it, this one among them."""
+    threads = min(torch.get_num_threads(), most)
+    if threads <= 1:
+        work()
+        return
     parallel = _openmp() if os.getpid() == PROCESS else None
     if parallel is not None:
         parallel(work, threads)

@@ -72,7 +72,7 @@ def _walk(shapes: Layout, part: Shape) -> tuple[int, int, int, int, int]:
         return 0, 0, 0, -(-prod(part) // 2**15), 1
     first, second = sorted((shapes.row_axis, shapes.col_axis))
     batch, lines, line = prod(part[:first]), part[first], prod(part[first + 1 :])
-    most = max(min(16, lines // 64), min(64, lines // 512), 1)
+    most = max(min(16, lines // 64), min(32, lines // 512), 1)
     cuts = max(1, min(most, lines * line // 2**15))
     each = -(-lines // cuts)
     each += -each % 4
