@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic, overload, register_jitable
 
@@ -62,8 +62,7 @@ def _pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@intrinsic
-def _add(context: Any, address: Any, number: Any) -> Any:
+def _adding(context: Any, address: Any, number: Any) -> Any:
     """Add to the integer at an address, as one thing among threads; returns what was there."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -73,7 +72,8 @@ def _add(context: Any, address: Any, number: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-_rest = types.ExternalFunction("sched_yield", types.intc()) if os.name == "posix" else register_jitable(lambda: 0)
+_add: Any = intrinsic(_adding)
+_rest: Any = types.ExternalFunction("sched_yield", types.intc()) if os.name == "posix" else register_jitable(lambda: 0)
 
 
 @register_jitable
@@ -354,15 +354,16 @@ def in_order(values: Any) -> Any:
 @_summing
 def descend_two(
     x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, r0: Any, r1: Any, col: Any,
-    averaged: bool, w1: Any, decay: Any,
+    averaged: bool, w1: Any, decay: Any, reach: Any,
 ) -> Any:  # fmt: skip
-    """X·decay − U or M of two lines that lie apart; returns ΣX² as found and as left."""
+    """X·decay − U or M·reach of two lines that lie apart; returns ΣX² as found and as left."""
     found, left = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
         u0, u1 = scaled(g0[j], r0, col[j]), scaled(g1[j], r1, col[j])
         if averaged:
             u0, u1 = average(m0[j], u0, w1), average(m1[j], u1, w1)
             m0[j], m1[j] = u0, u1
+            u0, u1 = u0 * reach, u1 * reach
         a, b = widen(x0[j], decay), widen(x1[j], decay)
         found += a * a + b * b
         a, b = go(a, decay, u0), go(b, decay, u1)
@@ -851,7 +852,7 @@ def _energy_of_lines(
 def _measure(job: Any, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
     """ΣX². To carry it over, it is found by a step of length zero: by the loop that will look for it in the next."""
     if job.carries:
-        _apply(job, unit, 0.0, 1.0, 0.0, xs, gs, ss, room)
+        _apply(job, unit, False, xs, gs, ss, room)
     else:
         _measure_lines(job, unit, xs, ss)
 
@@ -872,13 +873,14 @@ def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
 
 
 @_summing
-def _apply(job: Any, unit: int, w1: Any, decay: Any, scale: Any, xs: Any, gs: Any, ss: Any, room: Any) -> None:
+def _apply(job: Any, unit: int, goes: bool, xs: Any, gs: Any, ss: Any, room: Any) -> None:
+    """X; or, if it does not go, all the same but by a step of length zero."""
     if job.estimator == FULL:
         _apply_whole(job, unit, xs, gs, ss, room)
     elif job.momentum == OF_GRADIENT:
-        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, w1, decay, scale, xs, ss, ss, room)
+        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, goes, xs, ss, ss, room)
     else:
-        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, w1, decay, scale, xs, gs, ss, room)
+        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, goes, xs, gs, ss, room)
 
 
 @_summing
@@ -918,14 +920,14 @@ def _put(job: Any, x: Any, c: Any, values: Any, first: int, step: int) -> None:
 
 @_summing
 def _apply_to_lines(
-    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, w1: Any, decay: Any, scale: Any,
-    xs: Any, gs: Any, ss: Any, room: Any,
-) -> None:  # fmt: skip
+    job: Any, unit: int, base: int, gb: int, gp: int, gt: int, goes: bool, xs: Any, gs: Any, ss: Any, room: Any
+) -> None:
     """X of a unit; G, or the momentum in its place, begins at `base` and has these strides."""
     b, start, stop = _span(job, unit)
     line, rounds = job.Q * job.K, job.rounding != NEAREST
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
-    w1, decay, factor = narrow(w1, ss[0]), narrow(decay, ss[0]), narrow(scale, ss[0])
+    w1, decay = narrow(job.w1 if goes else 0.0, ss[0]), narrow(job.decay if goes else 1.0, ss[0])
+    factor, reach = narrow(job.scale if goes else 0.0, ss[0]), narrow(1.0 if goes else 0.0, ss[0])
     half = (stop - start) // 2 if job.K == 1 and xs.itemsize > 2 else 0  # conversions want all the registers
     found, left = 0.0, 0.0
     for p in range(start, start + half):
@@ -941,7 +943,7 @@ def _apply_to_lines(
                 g0, g1 = at(g, width, gs), at(g + gs.itemsize * half * gp, width, gs)
                 col = at(job.col_scale + ss.itemsize * ((b * job.S + s) * line + q), width, ss)
                 before, after = descend_two(
-                    x0, x1, m0, m1, g0, g1, r0, r1, col, job.momentum == OF_UPDATE, w1, decay
+                    x0, x1, m0, m1, g0, g1, r0, r1, col, job.momentum == OF_UPDATE, w1, decay, reach
                 )  # fmt: skip
                 found += before
                 left += after
@@ -969,7 +971,8 @@ def _apply_to_lines(
                 else:
                     if job.carries:
                         found += sum_of_squares(to, ss)
-                    _descend(job, to, m, by, row[r] * factor, tile, by_col, w1, decay)
+                    if goes:
+                        _descend(job, to, m, by, row[r] * factor, tile, by_col, w1, decay)
                     if job.carries:
                         left += sum_of_squares(to, ss)
     if job.carries:
@@ -1030,7 +1033,7 @@ def _do(job: Any, phase: int, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -
     elif phase == MEASURE:
         _measure(job, unit, xs, gs, ss, room)
     else:
-        _apply(job, unit, job.w1, job.decay, job.scale, xs, gs, ss, room)
+        _apply(job, unit, True, xs, gs, ss, room)
 
 
 @_summing
@@ -1088,7 +1091,7 @@ def crew(jobs: Any, xs: Any, gs: Any, ss: Any, board: Any, shared: int) -> None:
     """
     room, most = _room(jobs, ss), 0
     for i in range(shared, len(jobs)):
-        most = max(most, _furnish(jobs[i], 0))
+        most = max(most, _size(jobs[i]))
     scratch, base = np.empty(most, np.float64), board.ctypes.data
     for i in range(shared):
         job, units = jobs[i], jobs[i].B * jobs[i].cuts
@@ -1172,22 +1175,34 @@ def furnish(jobs: Any, count: int, room: Any, apart: bool) -> None:
     """Give the first jobs their part of the room, each its own or one after the other the same."""
     base = room.ctypes.data
     for i in range(count):
-        size = _furnish(jobs[i], base)
-        base += 8 * size if apart else 0
+        _furnish(jobs[i], base)
+        base += 8 * _size(jobs[i]) if apart else 0
 
 
 @_summing
-def _furnish(job: Any, base: int) -> Any:
-    """The addresses of vectors for R along P and C along Q, their scales, and of the units' sums; how much it is."""
-    units, batch = job.B * job.cuts, job.B * job.S * job.K
-    row, col, means = (0, 0, 0) if job.estimator == FULL else (job.P * batch, job.Q * batch, batch)
+def _furnish(job: Any, base: int) -> None:
+    """The addresses of vectors for R along P and C along Q, their scales, R's means, and of the units' sums."""
+    row, col, batch = _lengths(job)
     job.row, job.col = base, base + 8 * row
     job.row_scale, job.col_scale = job.col + 8 * col, job.col + 8 * (col + row)
     job.means = job.col_scale + 8 * col
-    job.partial = job.means + 8 * means
+    job.partial = job.means + 8 * batch
     job.heat = job.partial + 8 * col * job.cuts
     job.units = job.heat + 8 * col * job.cuts
-    return 2 * (row + col) + means + 2 * col * job.cuts + 3 * units
+
+
+@_summing
+def _size(job: Any) -> Any:
+    """How many doubles that is."""
+    row, col, batch = _lengths(job)
+    return 2 * (row + col) + batch + 2 * col * job.cuts + 3 * job.B * job.cuts
+
+
+@_summing
+def _lengths(job: Any) -> Any:
+    """Of R, of C and of their batch."""
+    batch = 0 if job.estimator == FULL else job.B * job.S * job.K
+    return job.P * batch, job.Q * batch, batch
 
 
 @_entry
