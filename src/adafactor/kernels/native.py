@@ -1101,7 +1101,8 @@ def crew(jobs: Any, xs: Any, gs: Any, ss: Any, board: Any, shared: int) -> None:
             here = base + 8 * (1 + 3 * (4 * i + phase))  # how many units were begun, and done; whether all is
             unit = _add(here, 1)
             while unit < units:
-                _do(job, phase, unit, xs, gs, ss, room)
+                # the last walk goes backwards: it begins with what the first one left in the cache
+                _do(job, phase, units - 1 - unit if phase == APPLY else unit, xs, gs, ss, room)
                 if _add(here + 8, 1) == units - 1:
                     _close(job, phase, xs, gs, ss)
                     _add(here + 16, 1)
