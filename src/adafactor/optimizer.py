@@ -21,6 +21,7 @@ from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
 from adafactor.rounding import SHORT
 from adafactor.settings import Settings, SettingsOf
 from adafactor.sharding import Member, Ranks, Shard
+from adafactor.standing import Standing
 from adafactor.step import Update, release, step
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class Adafactor(Optimizer):
         self._shards: dict[Tensor, Shard] = {}
         self._places: dict[Tensor, tuple[int, str, int]] = {}  # group, name and number, while groups have these sizes
         self._sizes: list[int] = []
+        self._standing: Standing | None = None
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,11 +191,24 @@ class Adafactor(Optimizer):
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
     def _step(self, only: Tensor | None = None) -> None:
         """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one."""
+        settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
+        if only is None and self._standing is not None and self.backend == self._standing.backend:
+            grads = self._standing.gradients(self.param_groups, settings, self.state.values())
+            if grads is not None:
+                self._step_again(self._standing, grads)
+                return
         updates, ranks = self._updates(only)
         try:
             self._step_with(updates, ranks)
         finally:
             release(updates)
+        self._standing = None
+        if only is None and ranks is None and Standing.can(self.param_groups, updates):
+            self._standing = Standing(self.backend, self.param_groups, settings, self.state.values(), updates)
+
+    def _step_again(self, standing: Standing, grads: list[Tensor]) -> None:
+        if skipped := standing.fleet.step(grads):
+            self._warn_once(skipped[0], stacklevel=9)
 
     def _step_with(self, updates: list[Update], ranks: Ranks | None) -> None:
         kernel = choose(self.backend, any(u.x.is_cpu for u in updates))
@@ -291,8 +306,9 @@ class Adafactor(Optimizer):
 
     def _holds(self, u: Update, p: Tensor, g: Tensor, settings: Settings) -> bool:
         """Is all that was found out about a parameter in an earlier step still so?"""
-        if u.settings is not settings or u.state is not self.state[p] or u.where != _where(p, u.state):
+        if u.settings.form != settings.form or u.state is not self.state[p] or u.where != _where(p, u.state):
             return False
+        u.settings = settings
         form = _form(g)
         if u.form != form:
             _check_gradient(p, g, u.name)
@@ -404,7 +420,7 @@ class Adafactor(Optimizer):
 
 def _where(p: Tensor, state: dict[str, Tensor]) -> tuple[object, ...]:
     """What must stay so that what is known of a parameter stays true: its memory and its state's, and their types."""
-    kept = [(v.data_ptr(), v.dtype) for v in state.values()]
+    kept = [(v.data_ptr(), v.dtype) if isinstance(v, Tensor) else None for v in state.values()]
     return p.data_ptr(), p.dtype, p.device, p.shape, p.stride(), kept
 
 

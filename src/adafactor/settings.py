@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from numbers import Integral, Real
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from adafactor import equations as eq
 from adafactor.equations import Scalar
 
+RATES = ("lr", "lr_decay", "beta2", "decay_rate", "weight_decay")  # that a schedule may write to
 SMALLEST_EPS1 = 1.1754944e-38  # the smallest normal float32: below it, a row of zeros would divide by zero
 
 
@@ -49,6 +51,11 @@ class Settings:
     def of(cls, group: Mapping[str, Any]) -> Settings:
         """The settings of a parameter group, which may have been edited since the last step."""
         return cls(**{field.name: group[field.name] for field in fields(cls)})
+
+    @cached_property
+    def form(self) -> tuple[Any, ...]:
+        """All but what may change from step to step: what enters only through `rates` and the weight decay."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name not in RATES)
 
     def rates(self, t: Scalar) -> Rates:
         """Of step t (Algorithm 6)."""

@@ -26,11 +26,12 @@ from adafactor.layout import statistics_dtype
 from adafactor.rounding import keys, roots
 
 if TYPE_CHECKING:
-    from adafactor.settings import Settings
     from adafactor.step import Update
 
 SMALL = 2**17  # elements up to which a tensor is one thread's alone
 UNIT = 2**15  # elements that are worth a thread's attention
+
+NO_BOARD = np.zeros(1, np.int64)
 
 WHOLE = (torch.float32, torch.float64)  # nothing is lost between X as it is computed and X as it is kept
 STORED = {
@@ -56,14 +57,14 @@ def whole(bucket: list[Update]) -> tuple[list[Update], list[Update]]:
     fleet = next((u.fleet for u in bucket if u.fleet is not None), None)
     if fleet is None or not fleet.is_of(bucket):
         fleet = Fleet(bucket)
-    return fleet.step(), fleet.others
+    return fleet.step([u.g for u in bucket]), fleet.others
 
 
 def moments(bucket: list[Update]) -> None:
     """Means of G² + ε₁, and whether G² is finite; for what is kept whole all of ΣU² and ΣX²."""
     for dtypes, pairs in _kinds(bucket).items():
         table = Table(pairs, _kind(*dtypes))
-        table.set_out()
+        table.set_out([u.g for u in table.updates])
         table.moments()
     eager.moments(_others(bucket))
 
@@ -119,8 +120,7 @@ def _kind(x: torch.dtype, g: torch.dtype) -> Kind:
     """The types for the loops, once these are compiled for them or found on disk."""
     kind, none = KINDS[x, g], np.empty(0, native.JOB)
     with announced(f"adafactor: making the loops for {x} ready (compiled once on a machine; it may take minutes) ..."):
-        native.crew(none, *kind, np.zeros(1, np.int64), 0)
-        native.walk(none, 0, *kind, 0, 0)
+        native.walk(none, *kind, NO_BOARD, 0, 0, 0, 0)
         native.fold(none, *kind[1:])
         native.factors(none, kind[2])
         native.gather(none, 0)
@@ -271,22 +271,27 @@ class Fleet:
                 u.fleet = self
                 u.trace.draw_from(partial(table.tell, i))
         self.others = [u for u in bucket if u.fleet is not self]
+        number = {u: i for i, u in enumerate(bucket)}
+        self.places = [[number[u] for u in table.updates] for table in self.tables]
 
     def is_of(self, bucket: list[Update]) -> bool:
         """Are these the same updates, with gradients that lie in memory as the last ones did?"""
         return self.updates == bucket and all(map(operator.is_, self.forms, [u.form for u in bucket]))
 
-    def step(self) -> list[Update]:
+    def step(self, grads: list[Tensor]) -> list[Update]:
         """All the walks; returns those that were left out."""
-        return [u for table in self.tables for u in table.step()]
+        left_out = []
+        for table, places in zip(self.tables, self.places, strict=True):
+            left_out += table.step([grads[i] for i in places])
+        return left_out
 
 
-def _alike(settings: list[Settings]) -> list[tuple[Settings, Any]]:
-    """Each of the settings with the places where it stands."""
+def _alike(updates: list[Update]) -> list[Any]:
+    """The places of those that have their settings in common."""
     places: dict[int, list[int]] = {}
-    for i, one in enumerate(settings):
-        places.setdefault(id(one), []).append(i)
-    return [(settings[members[0]], np.array(members)) for members in places.values()]
+    for i, u in enumerate(updates):
+        places.setdefault(id(u.settings), []).append(i)
+    return [np.array(members) for members in places.values()]
 
 
 class Table:
@@ -309,7 +314,7 @@ class Table:
         self.jobs = np.array(jobs, native.JOB)
         self.shared = sum(u.x.numel() > SMALL for u in self.updates)  # that all threads walk together
         self.counts = np.empty(len(jobs), np.float64)
-        self.alike = _alike([u.settings for u in self.updates])
+        self.alike = _alike(self.updates)
         self.written = [u.x for u in self.updates if not u.x.is_inference()]
         self.sown = [i for i, u in enumerate(self.updates) if u.rounding == "stochastic"]
         self.seeds = [roots(self.updates[i].settings.seed, self.updates[i].number) for i in self.sown]
@@ -341,13 +346,13 @@ class Table:
             *[0.0] * 9, math.nan, *[0.0] * 4,
         )  # fmt: skip
 
-    def set_out(self) -> None:
+    def set_out(self, grads: list[Tensor]) -> None:
         """Describe what is of this step: G, the rates, the random numbers."""
         jobs = self.jobs
-        jobs["g"] = [u.g.data_ptr() for u in self.updates]
+        jobs["g"] = list(map(Tensor.data_ptr, grads))
         native.counts(jobs, self.counts)
-        for settings, members in self.alike:
-            counts = self.counts[members]
+        for members in self.alike:
+            settings, counts = self.updates[members[0]].settings, self.counts[members]
             steps = counts[:1] if (counts == counts[0]).all() else np.unique(counts)
             for t in steps.tolist():  # they differ where gradients were missing or not finite
                 rates, at = settings.rates(t + 1), members[counts == t]
@@ -371,13 +376,14 @@ class Table:
         self.copies.append((walked, walked.contiguous()))
         return self.copies[-1][1].data_ptr()
 
-    def step(self) -> list[Update]:
+    def step(self, grads: list[Tensor]) -> list[Update]:
         """A whole step; returns those that were left out."""
-        self.set_out()
+        self.set_out(grads)
         scratch = np.empty(max((path.room for path in self.paths[: self.shared]), default=0))
         native.furnish(self.jobs, self.shared, scratch, False)
         board = np.zeros(1 + 12 * self.shared, np.int64)
-        together(partial(native.crew, self.jobs, *self.kind, board, self.shared), self.total // UNIT)
+        everything = (self.jobs, *self.kind, board, self.shared, native.ALL, 0, self.total)
+        together(partial(native.walk, *everything), self.total // UNIT)
         self._write_back()
         taken = self.jobs["taken"]
         if taken.all():
@@ -473,7 +479,7 @@ class Table:
                 )
 
     def _walk(self, phase: int) -> None:
-        share_out(native.walk, (self.jobs, phase, *self.kind), self.total, UNIT)
+        share_out(native.walk, (self.jobs, *self.kind, NO_BOARD, 0, phase), self.total, UNIT)
 
 
 def _without(order: tuple[int, ...], gone: int) -> list[int]:

@@ -41,7 +41,7 @@ JOB = np.dtype(
     + [(name, np.float64) for name in "u2 x2 finite left".split()]  # `left`: ΣX² as the last step left it
     + [(name, np.float64) for name in "noted_beta2 rms_x alpha rms_u".split()]  # of the last step that was taken
 )
-MOMENTS, ENERGY, MEASURE, APPLY = range(4)  # the walks
+MOMENTS, ENERGY, MEASURE, APPLY, ALL = range(5)  # the walks
 
 # Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
 # NaN, infinities and denormals keep their meaning.
@@ -523,15 +523,7 @@ def _room(jobs: Any, ss: Any) -> Any:
     return np.empty(2 * most + 2 * tile + WIDTH, ss.dtype)
 
 
-# ---- first walk -------------------------------------------------------------------------------------------------
-
-
-@_summing
-def _moments(job: Any, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
-    if job.estimator == FULL:
-        _measure_whole(job, unit, xs, gs, ss)
-    else:
-        _sum_lines(job, unit, gs, ss, room)
+# ---- first walk: moments ----------------------------------------------------------------------------------------
 
 
 @_summing
@@ -801,17 +793,7 @@ def _conclude(job: Any) -> None:
     job.scale, job.clips = job.sign * job.alpha / divisor, divisor > 1
 
 
-# ---- second walk ------------------------------------------------------------------------------------------------
-
-
-@_summing
-def _energy(job: Any, unit: int, gs: Any, ss: Any, room: Any) -> None:
-    """ΣU², where the first walk could not have it."""
-    if job.momentum == OF_GRADIENT:
-        _blend_lines(job, unit, gs, ss)
-        _energy_of_lines(job, unit, job.m, job.xb, job.xp, job.xs, ss, ss, room)
-    else:
-        _energy_of_lines(job, unit, job.g, job.gb, job.gp, job.gs, gs, ss, room)
+# ---- second walk: ΣU² where the first could not have it, ΣX² where the last step does not say -----------------------
 
 
 @_summing
@@ -849,15 +831,6 @@ def _energy_of_lines(
 
 
 @_summing
-def _measure(job: Any, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
-    """ΣX². To carry it over, it is found by a step of length zero: by the loop that will look for it in the next."""
-    if job.carries:
-        _apply(job, unit, False, xs, gs, ss, room)
-    else:
-        _measure_lines(job, unit, xs, ss)
-
-
-@_summing
 def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
     b, start, stop = _span(job, unit)
     line, total = job.Q * job.K, 0.0
@@ -869,18 +842,7 @@ def _measure_lines(job: Any, unit: int, xs: Any, ss: Any) -> None:
     _results(job)[3 * unit] = total
 
 
-# ---- third walk -------------------------------------------------------------------------------------------------
-
-
-@_summing
-def _apply(job: Any, unit: int, goes: bool, xs: Any, gs: Any, ss: Any, room: Any) -> None:
-    """X; or, if it does not go, all the same but by a step of length zero."""
-    if job.estimator == FULL:
-        _apply_whole(job, unit, xs, gs, ss, room)
-    elif job.momentum == OF_GRADIENT:
-        _apply_to_lines(job, unit, job.m, job.xb, job.xp, job.xs, goes, xs, ss, ss, room)
-    else:
-        _apply_to_lines(job, unit, job.g, job.gb, job.gp, job.gs, goes, xs, gs, ss, room)
+# ---- third walk: apply ------------------------------------------------------------------------------------------
 
 
 @_summing
@@ -902,27 +864,45 @@ def _apply_whole(job: Any, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> N
         _put(job, x[i:e], c[i:e], values, job.origin + (start + i) * job.np, job.np)
 
 
-@_exactly
 def _take(job: Any, values: Any, x: Any, c: Any) -> None:
-    if job.rounding == KAHAN:
-        take_compensated(values, x, c)
-    else:
-        take(values, x)
+    """X as numbers to compute with; compiled only for what is rounded when it is put back."""
 
 
-@_exactly
 def _put(job: Any, x: Any, c: Any, values: Any, first: int, step: int) -> None:
-    if job.rounding == KAHAN:
-        put_compensated(x, c, values)
-    else:
-        put_stochastic(x, values, first, step, np.uint32(job.key1), np.uint32(job.key2))
+    """The numbers as X."""
+
+
+@overload(_take, strict=False)
+def _taking(job: Any, values: Any, x: Any, c: Any) -> Any:
+    def impl(job: Any, values: Any, x: Any, c: Any) -> None:
+        if job.rounding == KAHAN:
+            take_compensated(values, x, c)
+        else:
+            take(values, x)
+
+    return impl if x.dtype in (types.uint16, types.int16) else lambda job, values, x, c: None
+
+
+@overload(_put, strict=False)
+def _putting(job: Any, x: Any, c: Any, values: Any, first: int, step: int) -> Any:
+    def impl(job: Any, x: Any, c: Any, values: Any, first: int, step: int) -> None:
+        if job.rounding == KAHAN:
+            put_compensated(x, c, values)
+        else:
+            put_stochastic(x, values, first, step, np.uint32(job.key1), np.uint32(job.key2))
+
+    return impl if x.dtype in (types.uint16, types.int16) else lambda job, x, c, values, first, step: None
 
 
 @_summing
 def _apply_to_lines(
     job: Any, unit: int, base: int, gb: int, gp: int, gt: int, goes: bool, xs: Any, gs: Any, ss: Any, room: Any
 ) -> None:
-    """X of a unit; G, or the momentum in its place, begins at `base` and has these strides."""
+    """X of a unit; G, or the momentum in its place, begins at `base` and has these strides.
+
+    If it does not go, all is the same but by a step of length zero: so ΣX² is found by the loop that will look for it
+    in the next step, to the bit.
+    """
     b, start, stop = _span(job, unit)
     line, rounds = job.Q * job.K, job.rounding != NEAREST
     row = at(job.row_scale, job.B * job.P * job.S * job.K, ss)
@@ -1026,14 +1006,34 @@ def _needs(job: Any, phase: int) -> Any:
 @_summing
 def _do(job: Any, phase: int, unit: int, xs: Any, gs: Any, ss: Any, room: Any) -> None:
     """One unit of a walk."""
-    if phase == MOMENTS:
-        _moments(job, unit, xs, gs, ss, room)
-    elif phase == ENERGY:
-        _energy(job, unit, gs, ss, room)
-    elif phase == MEASURE:
-        _measure(job, unit, xs, gs, ss, room)
+    if job.estimator == FULL:
+        if phase == MOMENTS:
+            _measure_whole(job, unit, xs, gs, ss)
+        else:
+            _apply_whole(job, unit, xs, gs, ss, room)
+    elif phase == MOMENTS:
+        _sum_lines(job, unit, gs, ss, room)
+    elif phase == MEASURE and not job.carries:
+        _measure_lines(job, unit, xs, ss)
+    else:  # U is made of G, or of the momentum in its place
+        base, b, p, s = job.g, job.gb, job.gp, job.gs
+        if job.momentum == OF_GRADIENT:
+            base, b, p, s = job.m, job.xb, job.xp, job.xs
+            if phase == ENERGY:
+                _blend_lines(job, unit, gs, ss)
+            _use(job, phase, unit, base, b, p, s, xs, ss, ss, room)
+        else:
+            _use(job, phase, unit, base, b, p, s, xs, gs, ss, room)
+
+
+@_summing
+def _use(
+    job: Any, phase: int, unit: int, base: int, b: int, p: int, s: int, xs: Any, gs: Any, ss: Any, room: Any
+) -> None:
+    if phase == ENERGY:
+        _energy_of_lines(job, unit, base, b, p, s, gs, ss, room)
     else:
-        _apply(job, unit, True, xs, gs, ss, room)
+        _apply_to_lines(job, unit, base, b, p, s, phase == APPLY, xs, gs, ss, room)
 
 
 @_summing
@@ -1082,66 +1082,61 @@ def _finish(job: Any, xs: Any, gs: Any, ss: Any) -> None:
 
 
 @_entry
-def crew(jobs: Any, xs: Any, gs: Any, ss: Any, board: Any, shared: int) -> None:
-    """A whole step, by all the threads that call this with the same `board`, which begins with zeros.
+def walk(jobs: Any, xs: Any, gs: Any, ss: Any, board: Any, shared: int, phase: int, first: int, last: int) -> None:
+    """One walk, through the units that start in [first, last); or a whole step.
 
-    The first `shared` tensors are taken by all together, unit by unit. Each of the others is one thread's alone, that
-    goes through it while it is in the cache; so are the pauses of the large ones filled. Nobody counts on another
-    thread: a walk ends when its units are done, by whomever.
+    A whole step is taken by all the threads that call this with the same `board`, which begins with zeros. The first
+    `shared` tensors are walked by all together, unit by unit; each of the others is one thread's alone, that goes
+    through it while it is in the cache, and they fill the pauses of the large ones. Nobody counts on another thread: a
+    walk ends when its units are done, by whomever.
     """
-    room, most = _room(jobs, ss), 0
+    room = _room(jobs, ss)
+    if phase != ALL:
+        for i in range(len(jobs)):
+            job = jobs[i]
+            if _needs(job, phase):
+                for unit in range(job.B * job.cuts):
+                    if first <= _begin(job, unit) < last:
+                        _do(job, phase, unit, xs, gs, ss, room)
+        return
+    most, base = 0, board.ctypes.data
     for i in range(shared, len(jobs)):
         most = max(most, _size(jobs[i]))
-    scratch, base = np.empty(most, np.float64), board.ctypes.data
-    for i in range(shared):
-        job, units = jobs[i], jobs[i].B * jobs[i].cuts
-        for phase in range(4):
-            if not _needs(job, phase):
-                continue
+    scratch = np.empty(most, np.float64)
+    for i in range(shared + 1):
+        for phase in range(4 if i < shared else 1):
             here = base + 8 * (1 + 3 * (4 * i + phase))  # how many units were begun, and done; whether all is
-            unit = _add(here, 1)
-            while unit < units:
-                # the last walk goes backwards: it begins with what the first one left in the cache
-                _do(job, phase, units - 1 - unit if phase == APPLY else unit, xs, gs, ss, room)
-                if _add(here + 8, 1) == units - 1:
-                    _close(job, phase, xs, gs, ss)
-                    _add(here + 16, 1)
+            if i < shared:
+                job, units = jobs[i], jobs[i].B * jobs[i].cuts
+                if not _needs(job, phase):
+                    continue
                 unit = _add(here, 1)
-            while _add(here + 16, 0) == 0:
-                if not _take_one(jobs, xs, gs, ss, base, shared, room, scratch):
+                while unit < units:
+                    # the last walk goes backwards: it begins with what the first one left in the cache
+                    _do(job, phase, units - 1 - unit if phase == APPLY else unit, xs, gs, ss, room)
+                    if _add(here + 8, 1) == units - 1:
+                        _close(job, phase, xs, gs, ss)
+                        _add(here + 16, 1)
+                    unit = _add(here, 1)
+            while i == shared or _add(here + 16, 0) == 0:
+                number = shared + _add(base, 1)
+                if number < len(jobs):
+                    _go_through(jobs[number], xs, gs, ss, room, scratch)
+                elif i == shared:
+                    return
+                else:
                     _rest()
-    while _take_one(jobs, xs, gs, ss, base, shared, room, scratch):
-        pass
 
 
 @_summing
-def _take_one(
-    jobs: Any, xs: Any, gs: Any, ss: Any, base: int, shared: int, room: Any, scratch: Any
-) -> Any:  # fmt: skip
-    """All the walks through the next tensor that is nobody's yet; False if there is none."""
-    i = shared + _add(base, 1)
-    if i >= len(jobs):
-        return False
-    job = jobs[i]
+def _go_through(job: Any, xs: Any, gs: Any, ss: Any, room: Any, scratch: Any) -> None:
+    """All the walks of one tensor."""
     _furnish(job, scratch.ctypes.data)
     for phase in range(4):
         if _needs(job, phase):
             for unit in range(job.B * job.cuts):
                 _do(job, phase, unit, xs, gs, ss, room)
             _close(job, phase, xs, gs, ss)
-    return True
-
-
-@_entry
-def walk(jobs: Any, phase: int, xs: Any, gs: Any, ss: Any, first: int, last: int) -> None:
-    """One walk alone, through the units that start in [first, last)."""
-    room = _room(jobs, ss)
-    for i in range(len(jobs)):
-        job = jobs[i]
-        if _needs(job, phase):
-            for unit in range(job.B * job.cuts):
-                if first <= _begin(job, unit) < last:
-                    _do(job, phase, unit, xs, gs, ss, room)
 
 
 @_entry

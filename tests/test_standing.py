@@ -1,0 +1,193 @@
+"""What is kept from step to step is given up when anything changes, and only then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from adafactor import Adafactor
+from adafactor.kernels import cpu, threads
+
+SHAPES = [(30, 20), (12,), (4, 5, 6), (64, 3)]
+Change = Callable[[Adafactor, list[Tensor]], None]
+
+
+def edit(name: str, value: object) -> Change:
+    def change(optimizer: Adafactor, params: list[Tensor]) -> None:
+        optimizer.param_groups[0][name] = value
+
+    return change
+
+
+def move(optimizer: Adafactor, params: list[Tensor]) -> None:
+    params[0].data = params[0].data.clone()
+
+
+def lay_differently(optimizer: Adafactor, params: list[Tensor]) -> None:
+    params[0].data = params[0].data.t().contiguous().t()
+
+
+def replace_state(optimizer: Adafactor, params: list[Tensor]) -> None:
+    optimizer.state[params[0]]["row"] = optimizer.state[params[0]]["row"] * 3
+
+
+def move_state(optimizer: Adafactor, params: list[Tensor]) -> None:
+    optimizer.state[params[3]]["col"].data = optimizer.state[params[3]]["col"].data.clone() * 5
+
+
+def replace_all_state(optimizer: Adafactor, params: list[Tensor]) -> None:
+    optimizer.state[params[1]] = {k: v.clone() * 2 for k, v in optimizer.state[params[1]].items()}
+
+
+def note_in_state(optimizer: Adafactor, params: list[Tensor]) -> None:
+    optimizer.state[params[1]]["note"] = "mine"
+
+
+def load(optimizer: Adafactor, params: list[Tensor]) -> None:
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def lose_gradient(optimizer: Adafactor, params: list[Tensor]) -> None:
+    params[2].grad = None
+
+
+def turn_gradient(optimizer: Adafactor, params: list[Tensor]) -> None:
+    assert params[0].grad is not None
+    params[0].grad = params[0].grad.t().contiguous().t()
+
+
+def leave(optimizer: Adafactor, params: list[Tensor]) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+def join(optimizer: Adafactor, params: list[Tensor]) -> None:
+    new = torch.ones(7, 9, dtype=torch.float64, requires_grad=True)
+    new.grad = torch.linspace(-1, 1, 63, dtype=torch.float64).view(7, 9)
+    optimizer.add_param_group({"params": [new], "lr": 0.5})
+    params.append(new)
+
+
+def swap_backend(optimizer: Adafactor, params: list[Tensor]) -> None:
+    optimizer.backend = "eager"
+
+
+def nothing(optimizer: Adafactor, params: list[Tensor]) -> None:
+    pass
+
+
+CHANGES: dict[str, Change] = {
+    change.__name__: change
+    for change in (
+        nothing, move, lay_differently, replace_state, move_state, replace_all_state, note_in_state, load,
+        lose_gradient, turn_gradient, leave, join, swap_backend,
+    )
+}  # fmt: skip
+for keyword, value in [("lr", 0.3), ("weight_decay", 0.2), ("beta2", 0.5), ("clip", 0.1), ("relative", False),
+                       ("maximize", True), ("eps", (1e-30, 0.5)), ("on_nonfinite", "raise")]:  # fmt: skip
+    CHANGES[keyword] = edit(keyword, value)
+STAYS = {"nothing", "lr", "weight_decay", "beta2"}
+
+
+@pytest.mark.filterwarnings("ignore:.*stepped by plain torch")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_steps_counts_from_the_next_step_on(change: str) -> None:
+    ends = []
+    for backend in ("auto", "eager"):
+        random = torch.Generator().manual_seed(0)
+        params: list[Tensor] = [
+            torch.randn(shape, dtype=torch.float64, generator=random).requires_grad_() for shape in SHAPES
+        ]
+        optimizer = Adafactor(list(params), lr=0.1, backend=backend)
+        standing = []
+        for i in range(8):
+            for p in params:
+                p.grad = torch.randn(p.shape, dtype=torch.float64, generator=random)
+            if i == 4:
+                CHANGES[change](optimizer, params)
+            optimizer.step()
+            standing.append(optimizer._standing)
+        ends.append([p.detach().clone() for p in params])
+        if backend == "auto":
+            assert standing[3] is standing[0] is not None
+            assert (standing[4] is standing[3]) == (change in STAYS)
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_schedule_does_not_make_every_step_the_first() -> None:
+    p = torch.randn(40, 30, requires_grad=True)
+    optimizer = Adafactor([p], lr=0.1, lr_decay=None, backend="cpu")
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    fleets, looked = set(), []
+    for _ in range(5):
+        p.grad = torch.randn(40, 30)
+        optimizer.step()
+        schedule.step()
+        fleets.add(optimizer._known[p].fleet)
+        looked.append(bool(optimizer._known[p].fleet.tables[0].jobs["looks"][0]))
+    assert len(fleets) == 1 and looked == [True, True, False, False, False]
+
+
+# ---- threads
+
+
+def test_many_threads_on_many_tensors_never_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than cores, tensors shared and alone, for many steps."""
+    monkeypatch.setattr(cpu, "UNIT", 256)
+    monkeypatch.setattr(cpu, "SMALL", 2000)
+    cpu._path.cache_clear()
+    before, ends = torch.get_num_threads(), []
+    for count in (1, 2, 8):
+        torch.set_num_threads(count)
+        random = torch.Generator().manual_seed(0)
+        params = [torch.randn(8 + i, 3 * i + 1, generator=random).requires_grad_() for i in range(60)]
+        optimizer = Adafactor(params, backend="cpu", beta1=0.5)
+        for _ in range(25):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=random)
+            optimizer.step()
+        ends.append(params)
+    torch.set_num_threads(before)
+    cpu._path.cache_clear()
+    assert all(torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other, strict=True))
+
+
+@pytest.fixture(params=[True, False], ids=["torch's threads", "threads of our own"])
+def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of threads; the first are to be had wherever torch is built with OpenMP."""
+    if not request.param:
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
+    elif threads._openmp() is None:
+        pytest.skip("this torch has no OpenMP threads to lend")
+
+
+def test_work_is_done_by_as_many_threads_as_torch_has(team: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    everyone, seen = threading.Barrier(3, timeout=60), set()
+
+    def work() -> None:
+        everyone.wait()
+        seen.add(threading.get_ident())
+
+    threads.together(work, 99)
+    assert len(seen) == 3 and threading.get_ident() in seen
+    seen.clear()
+    threads.together(lambda: seen.add(threading.get_ident()), 1)
+    assert seen == {threading.get_ident()}
+
+
+def test_what_goes_wrong_in_a_thread_is_raised(team: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    here, everyone = threading.get_ident(), threading.Barrier(2, timeout=60)
+
+    def work() -> None:
+        everyone.wait()
+        if threading.get_ident() != here:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        threads.together(work, 2)
