@@ -18,6 +18,7 @@ from torch import Tensor
 
 from adafactor import Adafactor, equations, step
 from adafactor.kernels import cpu, native
+from adafactor.kernels.native import between, elements
 
 SHAPES = [(300, 200), (64, 3, 3, 3), (5, 40, 30), (7,), (), (1, 9), (2000,), (129, 1030)]
 
@@ -186,7 +187,7 @@ def test_the_compiled_step_size_is_the_equations(u2: float, x2: float, rho: floa
     job = np.zeros(1, native.JOB)
     job["u2"], job["x2"], job["rho"], job["eps2"], job["clip"] = u2, x2, rho, eps2, clip
     job["relative"], job["count"], job["sign"] = 1, 6, 1.0
-    native._conclude(job[0])
+    between.conclude(job[0])
     alpha = equations.step_size(rho, equations.root_mean_square(x2, 6), eps2)
     divisor = equations.clip_divisor(equations.root_mean_square(u2, 6), clip or None)
     assert job["scale"][0] == alpha / divisor
@@ -214,14 +215,14 @@ def test_numbers_are_rounded_to_16_bits_as_torch_rounds_them() -> None:
         assert same.all(), values[~same]
 
 
-@native._exactly
+@elements.exactly
 def _read(value: object) -> object:
-    return native.widen(value, np.float32(0))
+    return elements.widen(value, np.float32(0))
 
 
-@native._exactly
+@elements.exactly
 def _write(value: object, like: object) -> object:
-    return native.narrow(value, like)
+    return elements.narrow(value, like)
 
 
 def test_a_step_reserves_vectors_only() -> None:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels import cpu, eager, native
+from adafactor.kernels import cpu, eager
+from adafactor.kernels.native.elements import exactly, random_word
+from adafactor.kernels.native.lines import put_stochastic
 from adafactor.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
 
 DRAWS = 100_000
@@ -37,7 +39,7 @@ def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty(len(values), dtype=dtype)
     stored = out.view(torch.uint16 if dtype == torch.bfloat16 else torch.int16).numpy()
     key1, key2 = keys(roots(0, 0), 1)
-    native.put_stochastic(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
+    put_stochastic(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
     return out
 
 
@@ -99,9 +101,9 @@ def test_random_numbers_are_the_same_in_numbers_in_tensors_and_in_loops(first: i
     assert numbers == tensors.tolist() == loops and len(set(numbers)) == 6
 
 
-@native._exactly
+@exactly
 def _word(element: int, key1: Any, key2: Any) -> Any:
-    return native.random_word(element, key1, key2)
+    return random_word(element, key1, key2)
 
 
 def test_seed_parameter_step_and_element_each_give_other_random_numbers() -> None:

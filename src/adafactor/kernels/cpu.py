@@ -1,6 +1,6 @@
 """The three walks on a CPU through Numba: no tensor-sized temporary, and many small tensors in one call.
 
-Here are the tables that describe a bucket to the loops in `native.py`, and the threads that share them out. What the
+Here are the tables that describe a bucket to the loops in `native`, and the threads that share them out. What the
 loops cannot walk (another device, memory in no order they know) goes to `eager`.
 """
 
@@ -134,7 +134,7 @@ Kinds = dict[tuple[torch.dtype, torch.dtype], list[tuple["Update", "Path"]]]
 
 @dataclass(frozen=True)
 class Path:
-    """How a tensor is walked: B, P, S, Q, K of `native.py`, the strides of X and G along B, P and S, and its units."""
+    """How a tensor is walked: B, P, S, Q, K of `native`, the strides of X and G along B, P and S, and its units."""
 
     sizes: tuple[int, int, int, int, int]
     strides: tuple[int, int, int, int, int, int]
