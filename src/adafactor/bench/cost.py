@@ -30,16 +30,16 @@ def suite(name: str) -> Suite:
 
 
 def that_fit(stack: Suite, entries: list[Entry]) -> list[Entry]:
-    """Those that fit the memory together, in the order given: weights, gradients, states, and a tenth to spare."""
+    """Those that fit the memory together, ours before others: weights, gradients, states, and a tenth to spare."""
     free = available_bytes()
     if free is None:
         return entries
     size = stack.parameters
     kept, needed = [], {entry.dtype: 2 * size * DTYPES[entry.dtype].itemsize for entry in entries}
     used = float(sum(needed.values()))
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry.contender.role != "ours"):
         copies = 2 * entry.contender.key.startswith("adamw") + entry.contender.alone
         if used + copies * size * DTYPES[entry.dtype].itemsize <= 0.9 * free:
             used += copies * size * DTYPES[entry.dtype].itemsize
             kept.append(entry)
-    return kept
+    return [entry for entry in entries if entry in kept]
