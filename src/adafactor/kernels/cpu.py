@@ -28,7 +28,7 @@ from adafactor.rounding import keys, roots
 if TYPE_CHECKING:
     from adafactor.step import Update
 
-SMALL = 2**17  # elements up to which a tensor is one thread's alone
+SMALL = 2**20  # elements up to which a tensor is one thread's alone, if there are enough of them for all
 UNIT = 2**15  # elements that are worth a thread's attention
 
 NO_BOARD = np.zeros(1, np.int64)
@@ -312,7 +312,7 @@ class Table:
             jobs.append(self._job(u, path))
             self.total += u.x.numel()
         self.jobs = np.array(jobs, native.JOB)
-        self.shared = sum(u.x.numel() > SMALL for u in self.updates)  # that all threads walk together
+        self.sizes = np.array([u.x.numel() for u in self.updates])
         self.counts = np.empty(len(jobs), np.float64)
         self.alike = _alike(self.updates)
         self.written = [u.x for u in self.updates if not u.x.is_inference()]
@@ -379,10 +379,12 @@ class Table:
     def step(self, grads: list[Tensor]) -> list[Update]:
         """A whole step; returns those that were left out."""
         self.set_out(grads)
-        scratch = np.empty(max((path.room for path in self.paths[: self.shared]), default=0))
-        native.furnish(self.jobs, self.shared, scratch, False)
-        board = np.zeros(1 + 12 * self.shared, np.int64)
-        everything = (self.jobs, *self.kind, board, self.shared, native.ALL, 0, self.total)
+        fair = max(UNIT, self.total // (4 * torch.get_num_threads()))
+        shared = int((self.sizes > min(SMALL, fair)).sum())  # so many are walked by all threads together
+        scratch = np.empty(max((path.room for path in self.paths[:shared]), default=0))
+        native.furnish(self.jobs, shared, scratch, False)
+        board = np.zeros(1 + 12 * shared, np.int64)
+        everything = (self.jobs, *self.kind, board, shared, native.ALL, 0, self.total)
         together(partial(native.walk, *everything), self.total // UNIT)
         self._write_back()
         taken = self.jobs["taken"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.native.elements import as_written, at, narrow, summing, widen
+from adafactor.kernels.native.elements import DOUBLES, as_written, at, narrow, summing, widen
 from adafactor.kernels.native.job import COLUMN, FULL, OUTER, ROW, total_of
 from adafactor.kernels.native.lines import add, fill
 from adafactor.kernels.native.moments import scale_of
@@ -18,7 +18,7 @@ def fold_job(job: Any, gs: Any, ss: Any) -> None:
     if job.estimator == FULL:
         job.u2, job.x2, job.finite = total_of(job, 0), total_of(job, 1), total_of(job, 2)
         return
-    doubles, size, total = np.empty(0, np.float64), job.S * job.Q * job.K, 0.0
+    doubles, size, total = DOUBLES, job.S * job.Q * job.K, 0.0
     row = at(job.row, job.B * job.P * job.S * job.K, doubles)
     for j in range(len(row)):
         total += row[j]
@@ -84,7 +84,7 @@ def factor_job(job: Any, ss: Any) -> None:
     """Algorithm 4, lines 5–7: R and C averaged in double, kept in the state's precision, and 1/√V̂ from them."""
     if job.estimator == FULL:
         return
-    doubles, batch = np.empty(0, np.float64), job.S * job.K
+    doubles, batch = DOUBLES, job.S * job.K
     row, col = at(job.row, job.B * job.P * batch, doubles), at(job.col, job.B * job.Q * batch, doubles)
     row_scale, col_scale = at(job.row_scale, len(row), ss), at(job.col_scale, len(col), ss)
     means = at(job.means, job.B * batch, doubles)

@@ -17,6 +17,9 @@ summing = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract",
 as_written = njit(nogil=True, error_model="numpy")  # each operation rounded on its own
 
 
+DOUBLES, SINGLES = np.empty(0, np.float64), np.empty(0, np.float32)  # for `at`
+
+
 @intrinsic
 def _pointer(context: Any, address: Any) -> Any:
     """An integer as an address."""

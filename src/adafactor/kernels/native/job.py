@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.native.elements import as_written, at, summing
+from adafactor.kernels.native.elements import DOUBLES, as_written, at, summing
 
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision
 TALL = 64  # rows that are summed in the statistics' precision
@@ -52,7 +52,7 @@ def first_of(job: Any, unit: int) -> Any:
 @summing
 def results_of(job: Any) -> Any:
     """Three numbers for every unit."""
-    return at(job.units, 3 * job.B * job.cuts, np.empty(0, np.float64))
+    return at(job.units, 3 * job.B * job.cuts, DOUBLES)
 
 
 @as_written
@@ -81,12 +81,12 @@ def tile_of(job: Any, room: Any) -> Any:
 
 @summing
 def room_for(jobs: Any, ss: Any) -> Any:
-    """What one thread needs beside a job's own scratch: column sums of a unit, twice, a tile, and a part of a line."""
+    """What one thread needs beside a job's own scratch: column sums of a unit, twice, tiles, and a part of a line."""
     most, tile = 0, WIDTH // 4
     for i in range(len(jobs)):
         most = max(most, jobs[i].S * jobs[i].Q * jobs[i].K)
         tile = max(tile, jobs[i].K)
-    return np.empty(2 * most + 2 * tile + WIDTH, ss.dtype)
+    return np.empty(2 * most + 4 * tile + WIDTH, ss.dtype)
 
 
 @summing

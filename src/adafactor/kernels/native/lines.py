@@ -51,6 +51,21 @@ def squares_in_tiles(g: Any, col: Any, row: Any) -> None:
 
 
 @summing
+def squares_of_four_tiles(
+    g0: Any, g1: Any, g2: Any, g3: Any, col: Any, row0: Any, row1: Any, row2: Any, row3: Any
+) -> None:
+    """The same for parts of four lines that lie apart, no longer than a tile."""
+    for j in range(len(col)):
+        a0, a1, a2, a3 = widen(g0[j], col[j]), widen(g1[j], col[j]), widen(g2[j], col[j]), widen(g3[j], col[j])
+        q0, q1, q2, q3 = a0 * a0, a1 * a1, a2 * a2, a3 * a3
+        row0[j] += q0
+        row1[j] += q1
+        row2[j] += q2
+        row3[j] += q3
+        col[j] += (q0 + q1) + (q2 + q3)
+
+
+@summing
 def sum_of_squares(x: Any, like: Any) -> Any:
     """Σx² of a line."""
     total = narrow(0.0, like[0])
@@ -107,6 +122,17 @@ def heat_of_four(g0: Any, g1: Any, g2: Any, g3: Any, r0: Any, r1: Any, r2: Any, 
     """The same for four lines that lie apart."""
     for j in range(len(heat)):
         u0, u1, u2, u3 = widen(g0[j], r0) * r0, widen(g1[j], r1) * r1, widen(g2[j], r2) * r2, widen(g3[j], r3) * r3
+        heat[j] += (u0 * u0 + u1 * u1) + (u2 * u2 + u3 * u3)
+
+
+@summing
+def heat_of_four_tiles(
+    g0: Any, g1: Any, g2: Any, g3: Any, row0: Any, row1: Any, row2: Any, row3: Any, heat: Any
+) -> None:
+    """The same for parts of them over which the rows' scales change too."""
+    for j in range(len(heat)):
+        u0, u1 = widen(g0[j], row0[j]) * row0[j], widen(g1[j], row1[j]) * row1[j]
+        u2, u3 = widen(g2[j], row2[j]) * row2[j], widen(g3[j], row3[j]) * row3[j]
         heat[j] += (u0 * u0 + u1 * u1) + (u2 * u2 + u3 * u3)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.native.elements import at, narrow, summing
+from adafactor.kernels.native.elements import DOUBLES, at, narrow, summing
 from adafactor.kernels.native.job import COLUMN, OF_GRADIENT, TALL, WIDTH, results_of, span, tile_of
 from adafactor.kernels.native.lines import (
     add,
@@ -15,11 +15,13 @@ from adafactor.kernels.native.lines import (
     gather_slices,
     heat_of,
     heat_of_four,
+    heat_of_four_tiles,
     heat_of_tile,
     repeat,
     squares,
     squares_in_tiles,
     squares_of_four,
+    squares_of_four_tiles,
     sum_of_squares,
 )
 
@@ -32,20 +34,23 @@ def sum_lines(job: Any, unit: int, gs: Any, ss: Any, room: Any) -> None:
     then C alone is missing for ΣU², and G need not be walked again for it.
     """
     b, start, stop = span(job, unit)
-    doubles, size, batch = np.empty(0, np.float64), job.S * job.Q * job.K, job.S * job.K
+    doubles, size, batch = DOUBLES, job.S * job.Q * job.K, job.S * job.K
     row = at(job.row + 8 * b * job.P * batch, job.P * batch, doubles)
     fill(row, start * batch, stop * batch, 0.0)
     hot = size if job.early else 0
     sums, heats = at(job.partial + 8 * unit * size, size, doubles), at(job.heat + 8 * unit * size, hot, doubles)
     fill(sums, 0, size, 0.0)
     fill(heats, 0, hot, 0.0)
-    col, heat, tile = room[:size], room[size : size + hot], tile_of(job, room[2 * size :])
-    quarter = (stop - start) // 4 if job.K == 1 else 0
+    col, heat, room = room[:size], room[size : size + hot], room[2 * size :]
+    tile, quarter = tile_of(job, room), (stop - start) // 4
     for top in range(0, quarter, TALL // 4):
         fill(col, 0, size, narrow(0.0, ss[0]))
         fill(heat, 0, hot, narrow(0.0, ss[0]))
         for i in range(top, min(quarter, top + TALL // 4)):
-            _sum_four(job, b, start + i, quarter, gs, ss, row, col, heat)
+            if job.K == 1:
+                _sum_four(job, b, start + i, quarter, gs, ss, row, col, heat)
+            else:
+                _sum_four_in_tiles(job, b, start + i, quarter, gs, ss, row, col, heat, room)
         add(sums, col)
         add(heats, heat)
     for top in range(start + 4 * quarter, stop, TALL):
@@ -78,6 +83,39 @@ def _sum_four(job: Any, b: int, p: int, quarter: int, gs: Any, ss: Any, row: Any
             g0, g1 = at(g, job.Q, gs), at(g + step, job.Q, gs)
             g2, g3 = at(g + 2 * step, job.Q, gs), at(g + 3 * step, job.Q, gs)
             heat_of_four(g0, g1, g2, g3, r0, r1, r2, r3, at(heat.ctypes.data + ss.itemsize * s * job.Q, job.Q, ss))
+
+
+@summing
+def _sum_four_in_tiles(
+    job: Any, b: int, p: int, quarter: int, gs: Any, ss: Any, row: Any, col: Any, heat: Any, room: Any
+) -> None:
+    """The same for lines of short batch slices, whose sums are taken in tiles of them."""
+    step, down, line = gs.itemsize * quarter * job.gp, quarter * job.S * job.K, job.Q * job.K
+    size = len(tile_of(job, room))
+    t0, t1, t2, t3 = room[:size], room[size : 2 * size], room[2 * size : 3 * size], room[3 * size : 4 * size]
+    for s in range(job.S):
+        g, r = job.g + gs.itemsize * (b * job.gb + p * job.gp + s * job.gs), (p * job.S + s) * job.K
+        fill(room, 0, 4 * size, narrow(0.0, ss[0]))
+        for q in range(0, line, size):
+            width, o = min(size, line - q), g + gs.itemsize * q
+            g0, g1 = at(o, width, gs), at(o + step, width, gs)
+            g2, g3 = at(o + 2 * step, width, gs), at(o + 3 * step, width, gs)
+            part = at(col.ctypes.data + ss.itemsize * (s * line + q), width, ss)
+            squares_of_four_tiles(g0, g1, g2, g3, part, t0, t1, t2, t3)
+        for i in range(4):
+            tile = room[i * size : (i + 1) * size]
+            gather_slices(tile, job.K, row, r + i * down)
+            if job.early:
+                for k in range(job.K):
+                    tile[k] = scale_of(job, b, row, r + i * down + k, ss)
+                repeat(tile, 0, job.K, narrow(1.0, ss[0]), tile)
+        for q in range(0, line if job.early else 0, size):
+            width, o = min(size, line - q), g + gs.itemsize * q
+            g0, g1 = at(o, width, gs), at(o + step, width, gs)
+            g2, g3 = at(o + 2 * step, width, gs), at(o + 3 * step, width, gs)
+            heat_of_four_tiles(
+                g0, g1, g2, g3, t0, t1, t2, t3, at(heat.ctypes.data + ss.itemsize * (s * line + q), width, ss)
+            )
 
 
 @summing

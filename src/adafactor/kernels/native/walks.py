@@ -18,7 +18,7 @@ from adafactor.kernels.native.apply import (
     measure_lines,
 )
 from adafactor.kernels.native.between import conclude, factor_job, fold_job
-from adafactor.kernels.native.elements import add_at, at, rest, summing
+from adafactor.kernels.native.elements import SINGLES, add_at, at, rest, summing
 from adafactor.kernels.native.job import (
     ALL,
     APPLY,
@@ -129,7 +129,7 @@ def _finish(job: Any, xs: Any, gs: Any, ss: Any) -> None:
                 else:
                     correct_lines(job, unit, job.g, job.gb, job.gp, job.gs, xs, gs, ss)
             job.left, job.steady = np.nan, False
-    at(job.t, 1, np.empty(0, np.float32))[0] += 1
+    at(job.t, 1, SINGLES)[0] += 1
     job.noted_beta2 = job.beta2
     job.steps += 1
     job.clipped += job.clips
@@ -233,4 +233,4 @@ def furnish(jobs: Any, count: int, room: Any, apart: bool) -> None:
 def counts(jobs: Any, out: Any) -> None:
     """The step counts of all jobs."""
     for i in range(len(jobs)):
-        out[i] = at(jobs[i].t, 1, np.empty(0, np.float32))[0]
+        out[i] = at(jobs[i].t, 1, SINGLES)[0]
