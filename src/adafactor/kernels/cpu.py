@@ -1,4 +1,4 @@
-"""The three walks on a CPU through Numba: no tensor-sized temporary, and many small tensors in one call.
+"""The walks on a CPU through Numba: no tensor-sized temporary, and all tensors in one call.
 
 Here are the tables that describe a bucket to the loops in `native`, and the threads that share them out. What the
 loops cannot walk (another device, memory in no order they know) goes to `eager`.
