@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor, equations, step
-from adafactor.kernels import cpu, native
+from adafactor.kernels import cpu, native, paths
 from adafactor.kernels.native import between, elements
 
 SHAPES = [(300, 200), (64, 3, 3, 3), (5, 40, 30), (7,), (), (1, 9), (2000,), (129, 1030)]
@@ -51,16 +51,16 @@ def threads() -> object:
 def test_the_result_does_not_depend_on_the_number_of_threads(
     keywords: dict[str, object], together: bool, threads: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "UNIT", 512)  # so that tensors of a test's size are worth several threads
+    monkeypatch.setattr(paths, "UNIT", 512)  # so that tensors of a test's size are worth several threads
     monkeypatch.setattr(cpu, "SMALL", 2**22 if together else 0)
-    cpu._path.cache_clear()
+    paths._path.cache_clear()
     results = []
     for count in (1, 2, 8):
         torch.set_num_threads(count)
         params = parameters()
         train(params, **keywords)  # type: ignore[arg-type]
         results.append([p.detach() for p in params])
-    cpu._path.cache_clear()
+    paths._path.cache_clear()
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
@@ -129,8 +129,8 @@ def test_the_sum_of_squares_that_is_carried_over_is_the_one_that_is_read(
     shape: tuple[int, ...], keywords: dict[str, object], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "SMALL", 0)
-    monkeypatch.setattr(cpu, "UNIT", 1024)
-    cpu._path.cache_clear()
+    monkeypatch.setattr(paths, "UNIT", 1024)
+    paths._path.cache_clear()
     ends = []
     for forget in (False, True):
         torch.manual_seed(0)
@@ -148,7 +148,7 @@ def test_the_sum_of_squares_that_is_carried_over_is_the_one_that_is_read(
             assert np.isfinite(job["left"])  # it was right: nothing had to be repaired
         ends.append(p.detach())
         assert looked == [True, True, forget, forget, forget]
-    cpu._path.cache_clear()
+    paths._path.cache_clear()
     assert torch.equal(*ends)
 
 
@@ -231,8 +231,8 @@ def test_a_step_reserves_vectors_only() -> None:
     optimizer = Adafactor([p], backend="cpu")
     updates, _ = optimizer._updates()
     step.begin(updates[0])
-    path = cpu.find_path(updates[0])
-    assert isinstance(path, cpu.Path)
+    path = paths.find_path(updates[0])
+    assert isinstance(path, paths.Path)
     assert 8 * path.room < 0.02 * p.nbytes
 
 

@@ -115,7 +115,7 @@ def weak(p: torch.Tensor) -> Any:
 
 
 def test_the_compiled_step_reserves_the_vectors_that_the_plan_says() -> None:
-    cpu = pytest.importorskip("adafactor.kernels.cpu")
+    paths = pytest.importorskip("adafactor.kernels.paths")
     for shape in [
         (7, 9),
         (768, 3072),
@@ -129,9 +129,9 @@ def test_the_compiled_step_reserves_the_vectors_that_the_plan_says() -> None:
     ]:
         shapes, strides = layout(shape, "outer"), torch.empty(shape, device="meta").stride()
         if shapes.row_axis is None:
-            path = cpu._flat_path(shape, strides, strides)
+            path = paths._flat_path(shape, strides, strides)
         else:
-            path = cpu._path(shape, strides, strides, shapes.row_axis, shapes.col_axis)
+            path = paths._path(shape, strides, strides, shapes.row_axis, shapes.col_axis)
         assert compiled_vectors((shape, shape)) == 8 * path.room, shape
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels import cpu, eager
+from adafactor.kernels import cpu, eager, paths
 from adafactor.kernels.native.elements import exactly, random_word
 from adafactor.kernels.native.lines import put_stochastic
 from adafactor.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
@@ -242,8 +242,8 @@ def test_both_backends_and_any_number_of_threads_give_the_same_bits(
     rounding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With G = 1 all is exact but the rounding."""
-    monkeypatch.setattr(cpu, "UNIT", 512)
-    cpu._path.cache_clear()
+    monkeypatch.setattr(paths, "UNIT", 512)
+    paths._path.cache_clear()
     before, results = torch.get_num_threads(), []
     for backend, threads in [("eager", 1), ("cpu", 1), ("cpu", 2), ("cpu", 8)]:
         torch.set_num_threads(threads)
@@ -259,7 +259,7 @@ def test_both_backends_and_any_number_of_threads_give_the_same_bits(
                 optimizer.step()
             results.append(torch.cat([p.detach().flatten() for p in params]))
     torch.set_num_threads(before)
-    cpu._path.cache_clear()
+    paths._path.cache_clear()
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 

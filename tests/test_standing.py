@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels import cpu, threads
+from adafactor.kernels import cpu, paths, threads
 
 SHAPES = [(30, 20), (12,), (4, 5, 6), (64, 3)]
 Change = Callable[[Adafactor, list[Tensor]], None]
@@ -137,9 +137,9 @@ def test_a_schedule_does_not_make_every_step_the_first() -> None:
 
 def test_many_threads_on_many_tensors_never_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads than cores, tensors shared and alone, for many steps."""
-    monkeypatch.setattr(cpu, "UNIT", 256)
+    monkeypatch.setattr(paths, "UNIT", 256)
     monkeypatch.setattr(cpu, "SMALL", 2000)
-    cpu._path.cache_clear()
+    paths._path.cache_clear()
     before, ends = torch.get_num_threads(), []
     for count in (1, 2, 8):
         torch.set_num_threads(count)
@@ -152,7 +152,7 @@ def test_many_threads_on_many_tensors_never_change_a_bit(monkeypatch: pytest.Mon
             optimizer.step()
         ends.append(params)
     torch.set_num_threads(before)
-    cpu._path.cache_clear()
+    paths._path.cache_clear()
     assert all(torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other, strict=True))
 
 

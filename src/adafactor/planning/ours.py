@@ -67,7 +67,7 @@ def compiled_vectors(cut: Cut) -> int:
 
 
 def _walk(shapes: Layout, part: Shape) -> tuple[int, int, int, int, int]:
-    """Lengths of R, C and R's means, pieces and batch of a contiguous tensor, as `kernels/cpu.py` walks it."""
+    """Lengths of R, C and R's means, pieces and batch of a contiguous tensor, as `kernels/paths.py` has it walked."""
     if shapes.row_axis is None or shapes.col_axis is None:
         return 0, 0, 0, -(-prod(part) // 2**15), 1
     first, second = sorted((shapes.row_axis, shapes.col_axis))
