@@ -132,6 +132,25 @@ def test_a_schedule_does_not_make_every_step_the_first() -> None:
     assert len(fleets) == 1 and looked == [True, True, False, False, False]
 
 
+def test_a_step_that_fails_is_not_taken_for_the_last_one() -> None:
+    ends = []
+    for backend in ("cpu", "eager"):
+        p = torch.ones(6, 4, dtype=torch.float64, requires_grad=True)
+        optimizer = Adafactor([p], lr=0.1, backend=backend)
+        for i in range(6):
+            p.grad = torch.full_like(p, 1.0 + i)
+            optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
+            if i == 3:
+                p.grad = p.grad.to_sparse()
+                with pytest.raises(TypeError, match="sparse"):
+                    optimizer.step()
+                assert optimizer._standing is None
+            else:
+                optimizer.step()
+        ends.append(p.detach())
+    torch.testing.assert_close(*ends, rtol=1e-14, atol=0)
+
+
 # ---- threads
 
 

@@ -197,12 +197,12 @@ class Adafactor(Optimizer):
             if grads is not None:
                 self._step_again(self._standing, grads)
                 return
+        self._standing = None  # until this step has come to its end
         updates, ranks = self._updates(only)
         try:
             self._step_with(updates, ranks)
         finally:
             release(updates)
-        self._standing = None
         if only is None and ranks is None and Standing.can(self.param_groups, updates):
             self._standing = Standing(self.backend, self.param_groups, settings, self.state.values(), updates)
 
