@@ -37,8 +37,8 @@ from adafactor.diagnostics import (
 )
 from adafactor.diagnostics.moment import noise
 from adafactor.diagnostics.naming import Named, common_prefix, grouped, select, shortened
-from adafactor.diagnostics.record import rms
 from adafactor.diagnostics.table import rows
+from adafactor.record import rms
 
 TEXT = torch.tensor(list(Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_bytes())).clamp(max=127)
 ABSOLUTE: dict[str, Any] = {"relative": False, "lr_decay": None}

@@ -1,11 +1,12 @@
 """Adafactor for PyTorch, exactly as Shazeer & Stern (2018) give it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from adafactor import schedules
 from adafactor.backward import step_in_backward
-from adafactor.diagnostics import Record
 from adafactor.optimizer import Adafactor
+from adafactor.record import Record
 
 if TYPE_CHECKING:
     from adafactor.migration import MigrationWarning, like, migrate
@@ -21,6 +22,8 @@ def __getattr__(name: str) -> Any:
         from adafactor import migration
 
         return getattr(migration, name)
+    if name == "diagnostics":
+        return import_module("adafactor.diagnostics")
     if name == "plan":
         from adafactor import planning
 

@@ -15,9 +15,9 @@ from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from adafactor import dtensor
-from adafactor.diagnostics import Record, Trace
 from adafactor.kernels import Kernel, choose
 from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
+from adafactor.record import Record, Trace
 from adafactor.rounding import SHORT
 from adafactor.settings import Settings, SettingsOf
 from adafactor.sharding import Member, Ranks, Shard

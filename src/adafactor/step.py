@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from adafactor import equations as eq
-from adafactor.diagnostics import Figures, Trace
 from adafactor.equations import Scalar
 from adafactor.kernels import Kernel
 from adafactor.layout import Layout, scalar, statistics_dtype
+from adafactor.record import Figures, Trace
 from adafactor.rounding import SHORT, Keys, keys, roots
 from adafactor.settings import Settings
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
-from adafactor.diagnostics.record import Record
-from adafactor.diagnostics.watch import About, Report
+from adafactor.diagnostics.report import About, Report
+from adafactor.record import Record
 from adafactor.settings import Settings
 
 DIGITS = 6  # significant, of a figure in a file

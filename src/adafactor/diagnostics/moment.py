@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from adafactor import equations as eq
 from adafactor.diagnostics.naming import select
-from adafactor.diagnostics.watch import parameters, unwrap
+from adafactor.diagnostics.report import parameters, unwrap
 from adafactor.dtensor import is_sharded
 from adafactor.layout import Layout, layout, wide
 from adafactor.settings import Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adafactor.diagnostics.naming import common_prefix, grouped
-from adafactor.diagnostics.watch import Report
+from adafactor.diagnostics.report import Report
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,9 +10,9 @@ from statistics import median
 
 import torch
 
-from adafactor.diagnostics.record import Record
-from adafactor.diagnostics.watch import About
+from adafactor.diagnostics.report import About
 from adafactor.layout import layout
+from adafactor.record import Record
 from adafactor.settings import Settings
 
 # Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8. The largest

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from adafactor.diagnostics.naming import Named, shortened
-from adafactor.diagnostics.record import Record
+from adafactor.diagnostics.report import About, Report
 from adafactor.diagnostics.rules import RULES, Hit, Parameter
-from adafactor.diagnostics.watch import About, Report
+from adafactor.record import Record
 
 
 @dataclass(frozen=True)

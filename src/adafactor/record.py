@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,6 +116,13 @@ class Trace:
             skipped=int(self.skipped),
             state_bytes=state_bytes,
         )
+
+
+def names_of(groups: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """The names in each of an optimizer's groups; without any, the numbers that `state_dict` has for the parameters."""
+    number = itertools.count()
+    unnamed = [(group, [f"parameter {next(number)}" for _ in group["params"]]) for group in groups]
+    return [group.get("param_names", names) for group, names in unnamed]
 
 
 def relative_change(step_size: float, rms_update: float, rms_parameter: float, clip: float | None) -> float:
