@@ -5,7 +5,8 @@ from __future__ import annotations
 from adafactor.bench.contenders import DTYPES
 from adafactor.bench.machine import available_bytes
 from adafactor.bench.measure import Entry
-from adafactor.bench.suites import Suite, transformer
+from adafactor.bench.suites import Suite
+from adafactor.shapes import transformer
 
 # name → layers and width of a GPT-2-like stack with about so many parameters
 SIZES = {

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
-import torch
+from adafactor.shapes import Shape, bert, build, gpt2, resnet50
 
-Shape = tuple[int, ...]
 LARGE = 30_000_000  # parameters from which a step cannot live in a cache
 
 
@@ -32,41 +27,6 @@ class Suite:
     def large(self) -> bool:
         """Whether memory bandwidth decides how long a step takes."""
         return self.parameters >= LARGE
-
-
-def bert(layers: int = 12, width: int = 256) -> Iterator[Shape]:
-    """A small BERT with its biases and norms: 199 tensors, most of them tiny."""
-    d = width
-    yield from [(30522, d), (512, d), (2, d), (d,), (d,)]
-    for _ in range(layers):
-        yield from [(d, d), (d,)] * 4  # query, key, value, output
-        yield from [(d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,), (d,), (d,)]
-    yield from [(d, d), (d,)]
-
-
-def gpt2() -> Iterator[Shape]:
-    """GPT-2 small: 148 tensors, 124 million parameters."""
-    yield from [(50257, 768), (1024, 768), *transformer(12, 768), (768,), (768,)]
-
-
-def transformer(layers: int, d: int) -> Iterator[Shape]:
-    """GPT-2's blocks of any size, about 12·layers·d² parameters."""
-    for _ in range(layers):
-        yield from [(d,), (d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d,), (d,), (d, 4 * d), (4 * d,), (4 * d, d), (d,)]
-
-
-def resnet50() -> Iterator[Shape]:
-    """ResNet-50: convolutions of 1×1 and 3×3, norms, and the classifier: 161 tensors."""
-    yield from [(64, 3, 7, 7), (64,), (64,)]
-    inputs = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
-                yield from [shape, shape[:1], shape[:1]]
-            if block == 0:  # the shortcut has to change the width
-                yield from [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
-            inputs = 4 * width
-    yield from [(1000, 2048), (1000,)]
 
 
 SUITES = {
@@ -96,23 +56,3 @@ def of_model(reference: str) -> Suite:
     if not shapes:
         raise ValueError(f"{reference} has no parameters to train")
     return Suite(reference, reference, shapes)
-
-
-def build(reference: str) -> torch.nn.Module:
-    """The model that `module:function` returns; its weights are not made where it can be helped."""
-    module, colon, function = reference.partition(":")
-    if not (module and colon and function):
-        raise ValueError(f"the model {reference!r} must be module:function")
-    if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
-        sys.path.insert(0, here)
-    make = getattr(importlib.import_module(module), function, None)
-    if not callable(make):
-        raise ValueError(f"{reference}: {module} has no function {function!r}")
-    try:
-        with torch.device("meta"):
-            model = make()
-    except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
-        model = make()
-    if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"{reference} returned {type(model).__name__}, not a torch.nn.Module")
-    return model

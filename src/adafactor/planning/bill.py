@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from adafactor.bench.suites import Shape
 from adafactor.planning import sizes
 from adafactor.planning.models import Model, find
 from adafactor.planning.optimizers import SETTINGS
 from adafactor.planning.setting import ADAMW, Setting, Situation
+from adafactor.shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from adafactor.bench.suites import Shape
 from adafactor.planning.presets import PRESETS
+from adafactor.shapes import Shape, build
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,6 @@ def find(model: torch.nn.Module | str | Path) -> Model:
         return of_module(name, build_config(Path(name)))
     if ":" not in name:
         raise ValueError(f"{name!r} must be module:function, the path of a config.json, or one of {', '.join(PRESETS)}")
-    from adafactor.bench.suites import build
-
     return of_module(name, build(name))
 
 

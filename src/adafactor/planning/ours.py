@@ -7,11 +7,11 @@ from math import prod
 
 import torch
 
-from adafactor.bench.suites import Shape
 from adafactor.dtensor import drop
 from adafactor.kernels.eager import BLOCK_DEVICE
 from adafactor.layout import STEP_DTYPE, Layout, layout
 from adafactor.planning.setting import FLOAT, SHORT, Cut, Kept, Setting, Situation
+from adafactor.shapes import Shape
 
 STEP = STEP_DTYPE.itemsize
 

@@ -11,9 +11,9 @@ from math import prod
 
 import torch
 
-from adafactor.bench.suites import Shape
 from adafactor.dtensor import drop
 from adafactor.planning.setting import FLOAT, Cut, Kept, Situation
+from adafactor.shapes import Shape
 
 STEP = 4  # bytes: torch's optimizers count steps in a float32 tensor
 

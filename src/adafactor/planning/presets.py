@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from adafactor.bench.suites import Shape, bert, transformer
+from adafactor.shapes import Shape, bert, gpt2, llama, t5
 
 
 @dataclass(frozen=True)
@@ -21,37 +21,6 @@ class Preset:
     def shapes(self) -> list[Shape]:
         """Of all parameters, a tied one once."""
         return list(self.build())
-
-
-def gpt2(layers: int, width: int) -> Iterator[Shape]:
-    """GPT-2; the output layer is the embedding."""
-    yield from [(50257, width), (1024, width), *transformer(layers, width), (width,), (width,)]
-
-
-def llama(layers: int, width: int, inner: int, key: int, words: int, tied: bool) -> Iterator[Shape]:
-    """A Llama, or a model built like one; `key` is the width of keys and values."""
-    yield (words, width)
-    for _ in range(layers):
-        yield from [(width, width), (key, width), (key, width), (width, width)]
-        yield from [(inner, width), (inner, width), (width, inner), (width,), (width,)]
-    yield (width,)
-    if not tied:
-        yield (words, width)
-
-
-def t5(layers: int, width: int, inner: int, heads: int, key: int = 64) -> Iterator[Shape]:
-    """The first T5; `key` is the width of one head, `layers` are those of the encoder and again of the decoder."""
-    attention: list[Shape] = [*[(heads * key, width)] * 3, (width, heads * key)]
-    yield (32128, width)
-    for attentions in (1, 2):  # the decoder looks at itself and at the encoder
-        for layer in range(layers):
-            for number in range(attentions):
-                yield from attention
-                if layer == number == 0:
-                    yield (32, heads)  # the bias of relative positions, shared by all layers
-                yield (width,)
-            yield from [(inner, width), (width, inner), (width,)]
-        yield (width,)
 
 
 PRESETS = {

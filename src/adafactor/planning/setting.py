@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adafactor.bench.suites import Shape
+from adafactor.shapes import Shape
 
 FLOAT, SHORT = torch.float32, torch.bfloat16
 ADAMW = ("fused", "foreach", "loop")

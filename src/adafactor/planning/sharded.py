@@ -8,9 +8,9 @@ from math import prod
 
 import torch
 
-from adafactor.bench.suites import Shape
 from adafactor.layout import layout
 from adafactor.planning.models import find
+from adafactor.shapes import Shape
 from adafactor.traffic import fully_sharded
 
 TRAFFIC = ("llama-1b", "llama-7b", "llama-70b")  # when no model is named
