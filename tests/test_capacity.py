@@ -1,4 +1,4 @@
-"""`bench.capacity`: the limit holds, the search finds the largest model, the record becomes a table and a picture."""
+"""`studies.capacity`: the limit holds, the search finds the largest model, the record becomes a table and a picture."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bench.capacity import largest, main, planned, search
-from bench.capacity_page import BASE, CONTENDERS, OURS, Found, Record, draw, load, markdown
-from bench.gpt import GPT, LENGTH, VOCABULARY, count, layers_of, linear
-from bench.limited import Trial, trial
+from studies.capacity.gpt import GPT, LENGTH, VOCABULARY, count, layers_of, linear
+from studies.capacity.limited import Trial, trial
+from studies.capacity.page import BASE, CONTENDERS, OURS, Found, Record, draw, load, markdown
+from studies.capacity.search import largest, main, planned, search
 
 LIMIT = 900 << 20
 
@@ -54,7 +54,7 @@ def test_a_good_guess_takes_few_tries() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_blocks_of_a_product_make_up_the_whole(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.gpt.BLOCK", 40)
+    monkeypatch.setattr("studies.capacity.gpt.BLOCK", 40)
     draw = torch.Generator().manual_seed(0)
     x, w, g = (torch.randn(shape, generator=draw) for shape in ((5, 8), (23, 8), (5, 23)))
     ours = [t.to(dtype).requires_grad_() for t in (x, w)]
@@ -116,7 +116,7 @@ def test_a_record_is_kept_and_becomes_tables_and_a_picture(tmp_path: Path, capsy
 
 def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"found": []}))
-    with pytest.raises(ValueError, match="is not a record of bench.capacity"):
+    with pytest.raises(ValueError, match="is not a record of studies.capacity"):
         load(tmp_path / "x.json")
     with pytest.raises(ValueError, match="there is nothing to draw"):
         draw(Record(), tmp_path / "x.png")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
 from adafactor.kernels import eager
+from studies.temporaries import Largest
 from tests.test_nonfinite import KEYWORDS
 
 
@@ -46,23 +45,6 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
-
-
-class Largest(TorchDispatchMode):
-    """Notes the largest tensor that is made while it is on."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        """Compare the storages of what comes out with those of what went in."""
-        out = func(*args, **(kwargs or {}))
-        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        new = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in known]
-        self.bytes = max([self.bytes, *(t.nbytes for t in new)])
-        return out
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

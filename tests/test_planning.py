@@ -23,7 +23,7 @@ from adafactor.planning.ours import BLOCK_BYTES, compiled_vectors
 from adafactor.planning.presets import llama
 from adafactor.planning.setting import FLOAT, SHORT
 from adafactor.traffic import fully_sharded
-from bench.bill import NOT_HERE, OURS, Training, peak_bytes
+from studies.plan import NOT_HERE, OURS, Training, peak_bytes
 
 ROOT = Path(__file__).parent.parent
 HERE = [key for key in SETTINGS if key not in NOT_HERE]
@@ -358,12 +358,12 @@ def test_plain_torch_holds_as_much_for_each_element_of_a_block(dtype: torch.dtyp
     keys = {(FLOAT, "nearest"): "adafactor-float32", (SHORT, "nearest"): "adafactor-bfloat16"}
     key = keys.get((dtype, rounding), f"adafactor-{rounding}")
     assert OURS[key].get("rounding", "nearest") == rounding
-    held = peak_bytes(key, "bench.bill:square", backend="eager") - without_temporary(key)
+    held = peak_bytes(key, "studies.plan:square", backend="eager") - without_temporary(key)
     assert held / 2**20 == pytest.approx(BLOCK_BYTES[dtype, rounding], abs=1)
 
 
 def without_temporary(key: str) -> int:
-    line = plan("bench.bill:square", settings=[key]).lines[0].whole
+    line = plan("studies.plan:square", settings=[key]).lines[0].whole
     return line.total - line.temporary
 
 

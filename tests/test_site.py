@@ -18,7 +18,7 @@ import pytest
 
 import adafactor
 from adafactor import diagnostics
-from bench import settings
+from studies import learning_rate
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -133,8 +133,8 @@ def test_a_link_to_a_page_or_a_place_that_is_not_there_fails_the_build(tmp_path:
 
 
 def test_the_tables_of_the_settings_page_are_those_of_the_committed_record() -> None:
-    page, record = (ROOT / "docs" / "settings.md").read_text(), json.loads(settings.RECORD.read_text())
+    page, record = (ROOT / "docs" / "settings.md").read_text(), json.loads(learning_rate.RECORD.read_text())
     tables = re.findall(r"<!-- (\w+) (\w+) -->\n\n((?:\|.*\n)+)", page)
-    assert [(title, figure) for title, figure, _ in tables] == settings.TABLES
+    assert [(title, figure) for title, figure, _ in tables] == learning_rate.TABLES
     for title, figure, table in tables:
-        assert table.strip() == settings.table(record[title], figure)
+        assert table.strip() == learning_rate.table(record[title], figure)

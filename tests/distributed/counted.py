@@ -17,8 +17,8 @@ from adafactor import Adafactor
 from adafactor.dtensor import cut_axis
 from adafactor.layout import layout
 from adafactor.traffic import traffic
+from studies.temporaries import Largest
 from tests.distributed.models import Net, fsdp, tensor_parallel
-from tests.test_eager import Largest
 
 
 class Collectives(TorchDispatchMode):

@@ -39,12 +39,13 @@ def peak(function: Callable[[], object]) -> int:
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
     PEAK.write_text("5")  # the peak is now what is resident
-    before = _status("VmRSS")
+    before = status("VmRSS")
     function()
-    return max(0, _status("VmHWM") - before)
+    return max(0, status("VmHWM") - before)
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
+    """Bytes that the system counts for this process: `VmRSS` resident, `VmHWM` their peak, `VmData` allocated."""
     found = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), flags=re.M)
     assert found
     return int(found[1]) << 10

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 STEPS = 2  # with the state there from the first, the second has the full peak; then the loss once more
 ADAMW_LR = 1e-4  # torch's default overshoots when the same few words come again; the others scale their steps
 
@@ -42,13 +42,13 @@ def trial(key: str, width: int, limit: int | None, steps: int = STEPS) -> Trial:
     """Train a GPT of that width in a process that may allocate so many bytes."""
     request = json.dumps({"key": key, "width": width, "limit": limit, "steps": steps})
     child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.limited", request],
+        [sys.executable, "-W", "ignore", "-m", "studies.capacity.limited", request],
         env={**os.environ, **environment()},
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    from bench.gpt import count, layers_of
+    from studies.capacity.gpt import count, layers_of
 
     lines = child.stdout.strip().splitlines()
     told = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
@@ -92,10 +92,10 @@ def _train(asked: dict[str, Any], told: dict[str, Any]) -> None:
 
     from adafactor import Adafactor, step_in_backward
     from adafactor.bench.machine import cores
-    from adafactor.bench.memory import _status
+    from adafactor.bench.memory import status
     from adafactor.planning import SETTINGS
-    from bench.bill import make
-    from bench.gpt import GPT, LENGTH, VOCABULARY
+    from studies.capacity.gpt import GPT, LENGTH, VOCABULARY
+    from studies.plan import make
 
     torch.set_num_threads(cores())
     setting = SETTINGS[asked["key"]]
@@ -116,10 +116,10 @@ def _train(asked: dict[str, Any], told: dict[str, Any]) -> None:
         told["seconds"].append(time.perf_counter() - start)
         told["losses"].append(loss.item())
         del loss
-    told["data_bytes"] = _status("VmData")
+    told["data_bytes"] = status("VmData")
     with torch.no_grad():
         told["losses"].append(model(tokens).item())
-    told["peak_bytes"] = _status("VmHWM")
+    told["peak_bytes"] = status("VmHWM")
 
 
 if __name__ == "__main__":

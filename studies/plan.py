@@ -1,6 +1,6 @@
 """Planned against measured: the peak of backward and step in each setting that runs here; the table of docs/plan.md.
 
-python -m bench.bill [model]
+python -m studies.plan [model]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adafactor import Adafactor, plan, step_in_backward
-from adafactor.bench.memory import ENVIRONMENT, PEAK, _status
+from adafactor.bench.memory import ENVIRONMENT, PEAK, status
 from adafactor.planning import SETTINGS, sizes
 from adafactor.planning.models import Weight, find
 
@@ -128,7 +128,7 @@ def peak_bytes(key: str, model: str = MODEL, adamw: str = "fused", backend: str 
     request = json.dumps({"key": key, "model": model, "adamw": adamw, "backend": backend})
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.bill", "--child", request],
+        [sys.executable, "-W", "ignore", "-m", "studies.plan", "--child", request],
         env=environment,
         capture_output=True,
         text=True,
@@ -147,12 +147,12 @@ def child(request: str) -> None:
     small.step()  # whatever is compiled or loaded by a first step is here before the measurement
     small.step()
     ctypes.CDLL(None).malloc_trim(0)
-    before = _status("VmRSS")
+    before = status("VmRSS")
     PEAK.write_text("5")  # the peak is now what is resident
     training = Training(key, model.trained, *how)
     training.step()
     training.step()
-    print(_status("VmHWM") - before)
+    print(status("VmHWM") - before)
 
 
 def rows(model: str) -> Iterator[tuple[str, int, int]]:

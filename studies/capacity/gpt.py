@@ -1,4 +1,4 @@
-"""A GPT of any size for the capacity benchmark; its layers compute in float32, a block of rows at a time.
+"""A GPT of any size for the study of capacity; its layers compute in float32, a block of rows at a time.
 
 Processors without bfloat16 arithmetic multiply such matrices many times more slowly than float32 ones, and a float32
 copy of a whole matrix would be memory that no optimizer can save.

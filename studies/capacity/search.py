@@ -1,9 +1,4 @@
-"""The largest GPT that trains in a fixed amount of memory, for each optimizer; and one step of a model of billions.
-
-python -m bench.capacity --limit 4GiB 8GiB     # hours; goes on where it was stopped
-python -m bench.capacity --billions 5
-python -m bench.capacity --render              # the table, and docs/capacity.png, from bench/results/capacity.json
-"""
+"""The search for the largest width that trains within a limit, and its record."""
 
 from __future__ import annotations
 
@@ -12,11 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from adafactor.planning import SETTINGS, plan, sizes
-from bench.capacity_page import CONTENDERS, OURS, Found, Record, draw, load, markdown
-from bench.gpt import GPT, count
-from bench.limited import ROOT, Trial, trial
+from studies.capacity.gpt import GPT, count
+from studies.capacity.limited import ROOT, Trial, trial
+from studies.capacity.page import CONTENDERS, OURS, Found, Record, draw, load, markdown
 
-RECORD, PICTURE = ROOT / "bench" / "results" / "capacity.json", ROOT / "docs" / "capacity.png"
+RECORD, PICTURE = ROOT / "studies" / "results" / "capacity.json", ROOT / "docs" / "capacity.png"
 STRIDE = 16  # of the widths that are tried
 
 
@@ -93,7 +88,7 @@ def step_of_billions(billions: float, path: Path, limit: int | None) -> Record:
 
 def main(words: list[str] | None = None) -> None:
     """From the command line."""
-    parser = argparse.ArgumentParser("bench.capacity", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser("studies.capacity", description="The largest GPT that trains in so much memory.")
     parser.add_argument("--limit", nargs="+", type=sizes.parse, metavar="SIZE", help="such as 4GiB 8GiB")
     parser.add_argument("--settings", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="KEY")
     parser.add_argument("--billions", type=float, help="one step of a model with so many parameters")
@@ -108,7 +103,3 @@ def main(words: list[str] | None = None) -> None:
     if asked.render:
         draw(load(asked.record), asked.picture)
     print(markdown(load(asked.record)))
-
-
-if __name__ == "__main__":
-    main()

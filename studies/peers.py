@@ -1,6 +1,6 @@
 """What ours, torch's and transformers' Adafactor do with the same gradients; the table of docs/peers.md.
 
-python -m bench.behaviour
+python -m studies.peers
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adafactor import Adafactor
-from tests import oracle
-from tests.test_eager import Largest
+from adafactor.bench.formulas import Factored
+from studies.temporaries import Largest
 
 Make = Callable[[list[Tensor]], Optimizer]
 
@@ -52,7 +52,7 @@ def error_to_the_paper(make: Make, rms: float = 1e-3) -> str:
     """After 50 float64 steps of Algorithm 4: deviation relative to the distance travelled."""
     grads = [gradient((24, 16), seed, torch.float64, rms) for seed in range(50)]
     start = gradient((24, 16), 99, torch.float64)
-    exact = oracle.algorithm_4(start.numpy(), [g.numpy() for g in grads], **oracle.algorithm_6())
+    exact = Factored()(start.numpy(), [g.numpy() for g in grads], unit=0.0)
     ours = stepped(make, start, grads).numpy()
     return f"{np.abs(ours - exact).max() / np.abs(exact - start.numpy()).max():.0e}"
 

@@ -1,4 +1,4 @@
-"""What `bench.capacity` found: its JSON, the tables and the picture."""
+"""What `studies.capacity` found: its JSON, the tables and the picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adafactor.planning import SETTINGS, sizes
-from bench.limited import Trial
+from studies.capacity.limited import Trial
 
 BASE, PEERS, OURS = "adamw-float32", ("torch-bfloat16", "transformers-bfloat16"), "adafactor-backward"
 CONTENDERS = (BASE, "adamw-bfloat16", *PEERS, "adafactor-float32", "adafactor-stochastic", OURS)
@@ -51,7 +51,7 @@ def load(path: Path) -> Record:
         step = Trial(**read["step"]) if read["step"] else None
         return Record(read["machine"], read["versions"], found, step)
     except (KeyError, TypeError, json.JSONDecodeError) as wrong:
-        raise ValueError(f"{path} is not a record of bench.capacity ({wrong})") from wrong
+        raise ValueError(f"{path} is not a record of studies.capacity ({wrong})") from wrong
 
 
 def limits_of(record: Record) -> list[int]:

@@ -1,7 +1,7 @@
 """What a step size does in fine-tuning and in a diffusion model; the tables of docs/settings.md.
 
-    python -m bench.settings                  # both, about half an hour on one core
-    python -m bench.settings --tables         # from the committed record alone
+    python -m studies.learning_rate                  # both, about half an hour on one core
+    python -m studies.learning_rate --tables         # from the committed record alone
 
 Fine-tuning: a byte-level GPT is trained on the source code of Python's standard library, then goes on with Python's
 manual (both come with Python), and is measured on what it has not seen of either. Diffusion: a small convolutional
@@ -29,7 +29,7 @@ from torch.optim import AdamW, Optimizer
 
 from adafactor import Adafactor
 
-RECORD = Path(__file__).parent / "results" / "settings.json"
+RECORD = Path(__file__).parent / "results" / "learning_rate.json"
 RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
 SEEDS = 3
 LENGTH, BATCH, BEFORE, AFTER = 96, 8, 2000, 200  # bytes of a piece, pieces of a batch, steps before and after

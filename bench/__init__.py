@@ -1,1 +1,0 @@
-"""Ours against the others, measured side by side."""

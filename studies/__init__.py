@@ -1,0 +1,11 @@
+"""The scripts behind the tables in docs/, a module or folder for each page; what they found is in `results/`.
+
+| module | page | command |
+|---|---|---|
+| `peers` | docs/peers.md | `python -m studies.peers` |
+| `plan` | docs/plan.md, planned against measured | `python -m studies.plan` |
+| `capacity` | docs/plan.md, the largest model in so much memory | `python -m studies.capacity` |
+| `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
+
+`results/epyc-2-cores.json` is what `adafactor bench` measured for docs/performance.md.
+"""
