@@ -99,7 +99,7 @@ def make_optimizer(row: Row, parameters: Iterable[tuple[str, nn.Parameter]]) -> 
         relative=row.step == "relative",
         factored=row.factored,
         beta1=row.beta1,
-        momentum=row.momentum,
+        momentum_of=row.momentum,
         beta2=row.beta2,
         decay_rate=row.decay_rate,
         clip=row.clip,

@@ -147,13 +147,14 @@ class Handle:
         with torch.no_grad():  # backward(create_graph=True) comes here with gradients on
             norm = self._limit(p)
             try:
-                self._optimizer._step(only=p)
+                stepped = self._optimizer._step(only=p)
             except FloatingPointError as problem:
                 raise FloatingPointError(
                     f"{problem} of it, but this is inside backward: parameters whose gradients were complete before "
                     "have taken their step"
                 ) from None
-            p.grad = Spent(p, self._names.get(p, "a parameter"), norm)
+            if stepped:
+                p.grad = Spent(p, self._names.get(p, "a parameter"), norm)
 
     def _limit(self, p: Tensor) -> Tensor | None:
         """Note the norm of a complete gradient, then scale it by what the previous step's norm says."""

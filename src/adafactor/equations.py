@@ -8,13 +8,15 @@ does, while a sum may overflow.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 Scalar = float | Tensor
 
 
-def relative_step(t: Scalar, lr: float, decay: str | None) -> Scalar:
+def relative_step(t: Scalar, lr: Scalar, decay: str | None) -> Scalar:
     """ρₜ = min(lr, 1/√t) (Algorithm 6, line 4), or ρₜ = lr without decay."""
     if decay is None:
         return lr
@@ -39,10 +41,10 @@ def second_moment_decay(t: Scalar, beta2: float | None, c: float) -> Scalar:
 def average(old: Tensor, new: Tensor, decay: Scalar) -> Tensor:
     """β̂ₜ·old + (1 − β̂ₜ)·new (Algorithm 4, lines 5–6), in the precision of `new`.
 
-    Each operation is rounded on its own, so that every kernel on every rank gets the same bits; `lerp` fuses some.
+    A sum of two positive terms, never old + (new − old)·(1 − β̂ₜ): that is zero where `new` is below the last digit of
+    `old`. Each operation is rounded on its own, so every rank gets the same bits; `lerp` fuses some.
     """
-    old = old.to(new.dtype)
-    return old + (new - old) * (1 - decay)
+    return old.to(new.dtype) * decay + new * (1 - decay)
 
 
 def row_scale(row: Tensor, mean: Tensor) -> Tensor:
@@ -53,9 +55,10 @@ def row_scale(row: Tensor, mean: Tensor) -> Tensor:
     return (row / mean).rsqrt()
 
 
-def root_mean_square(sum_of_squares: Scalar, count: int) -> Scalar:
+def root_mean_square(sum_of_squares: Scalar, count: Scalar) -> Scalar:
     """RMS = √(Σ²/count) (§5)."""
-    return (sum_of_squares / count) ** 0.5
+    mean = sum_of_squares / count
+    return mean.sqrt() if isinstance(mean, Tensor) else math.sqrt(mean)
 
 
 def clip_divisor(rms_update: Scalar, d: float | None) -> Scalar:

@@ -1,31 +1,26 @@
-"""The optimizer: groups, state, checkpoints, and the loop over parameters. The algorithm is in `step.py`."""
+"""The optimizer: groups, state, checkpoints, reports. The algorithm is in `step.py`, what lasts in `bucket.py`."""
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from adafactor import dtensor
-from adafactor.kernels import Kernel, choose
-from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
-from adafactor.record import Record, Trace
-from adafactor.rounding import SHORT
-from adafactor.settings import Settings, SettingsOf
-from adafactor.sharding import Member, Ranks, Shard
-from adafactor.standing import Standing
-from adafactor.step import Update, release, step
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from adafactor import dtensor, kernels
+from adafactor import state as states
+from adafactor.bucket import Bucket, Gradients, Parameter
+from adafactor.layout import Layout
+from adafactor.record import Record, Trace, names_of
+from adafactor.settings import CheckedGroups, Settings
+from adafactor.sharding import Ranks, Shard
+from adafactor.step import step
+from adafactor.warn import warn
 
 
 class Adafactor(Optimizer):
@@ -43,13 +38,14 @@ class Adafactor(Optimizer):
 
     Args:
         params: parameters, `model.named_parameters()`, or a list of groups.
-        lr: the bound of the step size; always a plain number that schedulers and loggers can read and set.
+        lr: the bound of the step size; a number that schedulers and loggers can read and set, or a tensor of one
+            element, which is read at every step.
         lr_decay: `"rsqrt"` for ρₜ = min(lr, 1/√t); None for ρₜ = lr.
         relative: scale the step by max(ε₂, RMS(X)) (§8); False for absolute steps, αₜ = ρₜ.
         factored: the second-moment estimate of matrices: `"outer"` (§3), `"row"`, `"column"` (§3.2), or False
             to keep it whole.
         beta1: decay of the momentum; 0 keeps no buffer.
-        momentum: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P) or
+        momentum_of: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P) or
             the `"gradient"` with Adam's bias correction (Algorithms 1–3, row B).
         beta2: None for 1 − t^−decay_rate (§7.2); a number for a constant with Adam's correction (§7.1).
         decay_rate: c of §7.2; past gradients are forgotten only for c ≤ 1.
@@ -67,6 +63,7 @@ class Adafactor(Optimizer):
             `"nearest"`, where updates below half a unit in the last place are lost; `"stochastic"`, where they are
             right in the mean, for no memory; `"kahan"`, where they are kept in a second 16-bit number.
         seed: of stochastic rounding, whose random numbers are a function of seed, parameter, step and element.
+        momentum: the former name of `momentum_of`.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
             for tensors on a CPU; `"auto"` takes `"cpu"` where it can, else `"eager"`.
 
@@ -82,13 +79,13 @@ class Adafactor(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-2,
+        lr: float | Tensor = 1e-2,
         *,
         lr_decay: str | None = "rsqrt",
         relative: bool = True,
         factored: str | bool = "outer",
         beta1: float = 0.0,
-        momentum: str = "update",
+        momentum_of: str = "update",
         beta2: float | None = None,
         decay_rate: float = 0.8,
         clip: float | None = 1.0,
@@ -99,15 +96,19 @@ class Adafactor(Optimizer):
         on_nonfinite: str = "skip",
         rounding: str = "nearest",
         seed: int = 0,
+        momentum: str | None = None,
         backend: str = "auto",
     ):
+        if momentum is not None:
+            _warn_of_momentum()
+            momentum_of = momentum
         defaults = {
             "lr": lr,
             "lr_decay": lr_decay,
             "relative": relative,
             "factored": factored,
             "beta1": beta1,
-            "momentum": momentum,
+            "momentum_of": momentum_of,
             "beta2": beta2,
             "decay_rate": decay_rate,
             "clip": clip,
@@ -124,15 +125,12 @@ class Adafactor(Optimizer):
         super().__init__(params, defaults)
 
     def _start(self, backend: str) -> None:
-        choose(backend, on_cpu=backend == "cpu")  # a wrong name and a missing package are told at once
+        kernels.check(backend)  # a wrong name and a missing package are told at once
         self.backend = backend
-        self._settings = SettingsOf()
-        self._known: dict[Tensor, Update] = {}  # of the last step
-        self._traces: dict[Tensor, Trace] = {}
-        self._shards: dict[Tensor, Shard] = {}
-        self._places: dict[Tensor, tuple[int, str, int]] = {}  # group, name and number, while groups have these sizes
-        self._sizes: list[int] = []
-        self._standing: Standing | None = None
+        self._settings = CheckedGroups()
+        self._buckets: dict[Tensor | None, Bucket] = {}  # None: the whole model; a parameter: itself, inside backward
+        self._traces: Any = WeakTensorKeyDictionary()  # what is behind `report()`
+        self._made_for: Any = WeakTensorKeyDictionary()  # the layout and `momentum_of` that a state was made for
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +140,8 @@ class Adafactor(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and `load_state_dict`."""
         super().__setstate__(state)
-        for group in self.param_groups:  # from a version that had fewer keywords
+        for group in self.param_groups:  # from a version that had fewer keywords, or called one differently
+            _rename_momentum(group)
             for field in fields(Settings):  # and not all of `defaults`, to which torch has added one of its own by now
                 group.setdefault(field.name, self.defaults.get(field.name, field.default))
         self._start(self.backend)
@@ -153,16 +152,19 @@ class Adafactor(Optimizer):
         State exists from here on, not from the first step: torch's distributed loaders pass over an optimizer
         whose state is empty. Frozen parameters get theirs with their first gradient, if they ever have one.
         """
+        if isinstance(param_group, dict) and _rename_momentum(param_group):
+            _warn_of_momentum()
         before = len(self.param_groups)
         super().add_param_group(param_group)
         try:
             group = self.param_groups[before]
             settings = Settings.of(group)
-            for p, name in zip(group["params"], self._names()[before], strict=True):
-                _check_parameter(p, name)
-                shapes = _layout(p, settings)  # complains about axes that the parameter does not have
+            for p, name in zip(group["params"], names_of(self.param_groups)[before], strict=True):
+                states.check_parameter(p, name)
+                shapes = states.layout_of(p, settings)  # complains about axes that the parameter does not have
                 if p.requires_grad:
-                    self.state[p] = _new_state(p, shapes, settings)
+                    self.state[p] = states.new_state(p, shapes, settings)
+                    self._made_for[p] = shapes, settings.momentum_of
         except Exception:
             for p in self.param_groups.pop()["params"]:
                 self.state.pop(p, None)
@@ -189,73 +191,141 @@ class Adafactor(Optimizer):
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
-    def _step(self, only: Tensor | None = None) -> None:
-        """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one."""
+    def _step(self, only: Tensor | None = None) -> bool:
+        """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one.
+
+        Returns:
+            False for a parameter that is in no group (any more), and so takes no step.
+        """
         settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
-        if only is None and self._standing is not None and self.backend == self._standing.backend:
-            grads = self._standing.gradients(self.param_groups, settings, self.state.values())
-            if grads is not None:
-                self._step_again(self._standing, grads)
-                return
-        self._standing = None  # until this step has come to its end
-        updates, ranks = self._updates(only)
-        try:
-            self._step_with(updates, ranks)
-        finally:
-            release(updates)
-        if only is None and ranks is None and Standing.can(self.param_groups, updates):
-            self._standing = Standing(self.backend, self.param_groups, settings, self.state.values(), updates)
+        bucket = self._buckets.get(only)
+        if bucket is None or not bucket.holds(self.backend, self.param_groups, settings, self.state):
+            if only is not None and not any(True for _ in self._entries(only)):
+                self._buckets.pop(only, None)
+                return False
+            bucket = self._gather(only, settings, None)
+        grads = bucket.gradients(self.param_groups)
+        if grads is None:  # of a parameter that never had one so far
+            bucket = self._gather(only, settings, bucket)
+            grads = bucket.gradients(self.param_groups)
+        assert grads is not None
+        self._step_bucket(only, bucket, grads, settings)
+        return True
 
-    def _step_again(self, standing: Standing, grads: list[Tensor]) -> None:
-        if skipped := standing.fleet.step(grads):
-            self._warn_once(skipped[0], stacklevel=9)
+    def _step_bucket(self, only: Tensor | None, bucket: Bucket, grads: Gradients, settings: list[Settings]) -> None:
+        if bucket.ranks is None and not any(g is not None for g in grads):
+            return
+        self._flush(only)
+        grads = bucket.match(grads)
+        if bucket.fallback is not None and not self._fell_back:
+            self._fell_back = True
+            parameter, reason = bucket.fallback
+            what = f"{parameter.name} (shape {parameter.shape})"
+            warn(f"{what} is stepped by plain torch, more slowly: {reason}. (Shown once)")
+        if skipped := step(bucket, grads, settings):
+            self._warn_of_skipping(skipped[0])
 
-    def _step_with(self, updates: list[Update], ranks: Ranks | None) -> None:
-        kernel = choose(self.backend, any(u.x.is_cpu for u in updates))
-        if self.backend == "cpu":
-            for u in updates:
-                if u.fleet is None and (reason := kernel.obstacle(u)):
-                    raise ValueError(f'backend="cpu" cannot step {u.name} (shape {u.shape}): {reason}; "auto" can')
-        if not self._fell_back:
-            self._tell_fallback(kernel, updates)
-        # those that may raise go first and together, so that nothing has changed when they do; so do shards, whose
-        # sums then travel together
-        first = [u for u in updates if u.sharded or u.settings.on_nonfinite == "raise"]
-        skipped = step(first, kernel, ranks)
-        release(first)
-        rest = [u for u in updates if not u.sharded and u.settings.on_nonfinite != "raise"]
-        left_out, others = kernel.whole(rest)
-        skipped += left_out
-        for u in others:
-            skipped += step([u], kernel)
-            release([u])
-        if skipped:
-            self._warn_once(skipped[0], stacklevel=9)
+    def _flush(self, stepping: Tensor | None) -> None:
+        """Note the figures of earlier steps before those of another bucket of the same parameters."""
+        if stepping is None:
+            for key, bucket in self._buckets.items():
+                if key is not None:
+                    bucket.flush()
+        elif None in self._buckets:
+            self._buckets[None].flush()
 
-    def _tell_fallback(self, kernel: Kernel, updates: list[Update]) -> None:
-        for u in updates:
-            if u.fleet is None and u.x.is_cpu and (reason := kernel.obstacle(u)):
-                self._fell_back = True
-                warnings.warn(
-                    f"{u.name} (shape {u.shape}) is stepped by plain torch, more slowly: {reason}. Said once.",
-                    RuntimeWarning,
-                    stacklevel=9,
-                )
-                break
+    def _gather(self, only: Tensor | None, settings: list[Settings], known: Bucket | None) -> Bucket:
+        """Put together the parameters that step together. What is wrong with them is found before anything changes.
+
+        Args:
+            only: the parameter that steps alone, inside backward.
+            settings: of each group.
+            known: a bucket whose parameters are as they were; those without a gradient this time stay in.
+        """
+        old = self._buckets.pop(only, None)
+        if old is not None:
+            old.flush()
+        before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
+        staying = set() if known is None else {parameter.p for parameter in known.parameters}
+        parameters: list[Parameter] = []
+        place = None
+        for group, index, number, p, name in self._entries(only):
+            place = group, index
+            sharded = dtensor.is_sharded(p)
+            if p.grad is None and p not in staying and not (sharded and p.requires_grad):
+                continue  # a sharded one without a gradient here may have one on other ranks
+            made = self._parameter(p, settings[group], group, name, number, before.get(p))
+            if made.layout.count:
+                parameters.append(made)
+        ranks = Ranks(parameters) if any(p.shard is not None for p in parameters) else None
+        bucket = Bucket(
+            parameters, ranks, self.backend, self.param_groups, settings, self.state, None if only is None else place
+        )
+        self._buckets[only] = bucket
+        self._forget_what_left()
+        return bucket
+
+    def _parameter(
+        self, p: Tensor, settings: Settings, group: int, name: str, number: int, before: Parameter | None
+    ) -> Parameter:
+        shapes = states.layout_of(p, settings)
+        if p.grad is not None:
+            states.check_gradient(p, p.grad, name)
+        self._fit_state(p, shapes, settings, name)
+        shard = None if before is None else before.shard
+        if dtensor.is_sharded(p) and (shard is None or not shard.fits(p, shapes)):
+            shard = Shard(p, name, shapes)
+        state = self.state[p]
+        if shard is not None:
+            state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+        trace = self._trace(p)
+        form = None if before is None else before.gradient
+        return Parameter(p, dtensor.local(p), state, shapes, settings, group, name, number, trace, shard, form)
+
+    def _fit_state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> None:
+        """Make the state of a parameter fit its settings, which may have been edited since it was made."""
+        state = self.state[p]
+        was, momentum_of = self._made_for.get(p, (shapes, settings.momentum_of))
+        if state and settings.beta1 and "momentum" in state and momentum_of != settings.momentum_of:
+            raise ValueError(
+                f"momentum_of of {name} changed in mid-run from {momentum_of!r} to {settings.momentum_of!r}: its state "
+                f"'momentum' is an average of the {momentum_of}s. Delete that entry to start a new one"
+            )
+        if state:
+            states.exchange(state, was, shapes, name)
+        states.complete(state, p, shapes, settings, name)
+        self._made_for[p] = shapes, settings.momentum_of
+
+    def _entries(self, only: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, str]]:
+        """Every parameter, or only one: its group, its place there, its number among all, itself, its name."""
+        number = 0
+        for i, (group, names) in enumerate(zip(self.param_groups, names_of(self.param_groups), strict=True)):
+            for j, (p, name) in enumerate(zip(group["params"], names, strict=True)):
+                if only is None or p is only:
+                    yield i, j, number, p, name
+                number += 1
+
+    def _forget_what_left(self) -> None:
+        """Drop the buckets of parameters that are no longer in any group, so that they can be freed."""
+        if len(self._buckets) > 1:
+            held = {p for group in self.param_groups for p in group["params"]}
+            self._buckets = {key: bucket for key, bucket in self._buckets.items() if key is None or key in held}
 
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
 
         On a device other than the CPU this is where the host waits. The clip rate starts anew.
         """
+        for bucket in self._buckets.values():
+            bucket.flush()
         records = []
-        for group, names in zip(self.param_groups, self._names(), strict=True):
+        for group, names in zip(self.param_groups, names_of(self.param_groups), strict=True):
             for p, name in zip(group["params"], names, strict=True):
                 size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
                 records.append(self._trace(p).record(name, p, size, group["clip"]))
         for record in records:
             if record.skipped:
-                self._warn_once(record, stacklevel=3)
+                self._warn_of_skipping(record)
         return records
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -274,112 +344,18 @@ class Adafactor(Optimizer):
             before.remove()
             after.remove()
 
-    def _updates(self, only: Tensor | None = None) -> tuple[list[Update], Ranks | None]:
-        """Everything that can be wrong is found here, before anything is changed."""
-        updates: list[Update] = []
-        members: list[Member] = []
-        for p, settings in self._parameters() if only is None else [(only, self._settings_of(only))]:
-            g, known = p.grad, self._known.get(p)
-            if known is not None and g is not None and self._holds(known, p, g, settings):
-                known.g = g
-                updates.append(known)
-                continue
-            if g is None and not (dtensor.is_sharded(p) and p.requires_grad):
-                continue
-            shapes, found, (_, name, number) = _layout(p, settings), None, self._place(p)
-            if g is not None:
-                _check_gradient(p, g, name)
-                state = self._state(p, shapes, settings, name)
-                found = Update(p, g, state, settings, shapes, self._trace(p), name, number)
-                if shapes.count:
-                    updates.append(found)
-                    self._keep(found)
-            if shapes.count and dtensor.is_sharded(p):  # without a gradient here, other ranks may still have one
-                members.append((self._shard(p, name, shapes), found))
-        return updates, Ranks(members) if members else None
-
-    def _keep(self, u: Update) -> None:
-        """For the next step, if it is an ordinary tensor."""
-        if type(u.x) in (Tensor, Parameter):
-            u.where, u.form = _where(u.x, u.state), _form(u.g)
-            self._known[u.x] = u
-
-    def _holds(self, u: Update, p: Tensor, g: Tensor, settings: Settings) -> bool:
-        """Is all that was found out about a parameter in an earlier step still so?"""
-        if u.settings.form != settings.form or u.state is not self.state[p] or u.where != _where(p, u.state):
-            return False
-        u.settings = settings
-        form = _form(g)
-        if u.form != form:
-            _check_gradient(p, g, u.name)
-            u.form, u.fleet = form, None
-        return True
-
-    def _parameters(self) -> Iterator[tuple[Tensor, Settings]]:
-        """Every parameter with its group's settings."""
-        for number, group in enumerate(self.param_groups):
-            settings = self._settings(number, group)
-            for p in group["params"]:
-                yield p, settings
-
-    def _settings_of(self, p: Tensor) -> Settings:
-        number, _, _ = self._place(p)
-        return self._settings(number, self.param_groups[number])
-
-    def _place(self, p: Tensor) -> tuple[int, str, int]:
-        """The number of a parameter's group, its name, and its own number."""
-        sizes = [len(group["params"]) for group in self.param_groups]
-        if sizes != self._sizes or p not in self._places:
-            number, self._sizes = itertools.count(), sizes
-            self._places = {
-                q: (i, name, next(number))
-                for i, (group, names) in enumerate(zip(self.param_groups, self._names(), strict=True))
-                for q, name in zip(group["params"], names, strict=True)
-            }
-        return self._places[p]
-
-    def _shard(self, p: DTensor, name: str, shapes: Layout) -> Shard:
-        known = self._shards.get(p)
-        if known is None or not known.fits(p, shapes):
-            known = self._shards[p] = Shard(p, name, shapes)
-        return known
-
-    def _state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[p]
-        if not state:
-            state.update(_new_state(p, shapes, settings))
-        if settings.beta1 and "momentum" not in state:  # switched on in mid-run
-            state["momentum"] = torch.zeros_like(p, dtype=statistics_dtype(p.dtype))
-        if settings.rounding == "kahan" and p.dtype in SHORT and "compensation" not in state:
-            state["compensation"] = torch.zeros_like(p)
-        _check_shapes(state, shapes, name)
-        # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
-        dtype = statistics_dtype(p.dtype)
-        for key, value in state.items():
-            wanted = {"step": STEP_DTYPE, "compensation": p.dtype}.get(key, dtype)
-            if isinstance(value, Tensor) and (value.dtype != wanted or value.device != p.device):
-                state[key] = value.to(p.device, wanted)
-        return state
-
-    def _names(self) -> list[list[str]]:
-        """The names in each group; without any, the numbers that `state_dict` has for the parameters."""
-        number = itertools.count()
-        unnamed = [[f"parameter {next(number)}" for _ in group["params"]] for group in self.param_groups]
-        return [group.get("param_names", names) for group, names in zip(self.param_groups, unnamed, strict=True)]
-
     def _trace(self, p: Tensor) -> Trace:
         if p not in self._traces:
             self._traces[p] = Trace()
-        return self._traces[p]
+        trace: Trace = self._traces[p]
+        return trace
 
-    def _warn_once(self, first: Update | Record, stacklevel: int) -> None:
+    def _warn_of_skipping(self, first: Parameter | Record) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
-                "are as they were; report() counts such steps. This is said once.",
-                RuntimeWarning,
-                stacklevel=stacklevel,
+                "are as they were; report() counts such steps. (Shown once)"
             )
 
     def _matching(self, state_dict: StateDict) -> StateDict:
@@ -393,14 +369,20 @@ class Adafactor(Optimizer):
             if ours != theirs and sorted(ours) == sorted(theirs):
                 name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
                 raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
-        for group, saved, names in zip(groups, saved_groups, self._names(), strict=True):
+        entries = dict(state_dict["state"])
+        for group, saved, names in zip(groups, saved_groups, names_of(groups), strict=True):
+            _rename_momentum(saved)
             try:
                 settings = Settings.of({**group, **saved})
             except (TypeError, ValueError) as wrong:
                 raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
             for p, key, name in zip(group["params"], saved["params"], names, strict=True):
-                if state := state_dict["state"].get(key):
-                    _check_shapes(state, _layout(p, settings), name)
+                if state := entries.pop(key, None):
+                    states.check_loaded(state, states.layout_of(p, settings), name)
+        if entries:
+            key = next(iter(entries))
+            hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
+            raise ValueError(f"the state dict has a state {key!r} that belongs to none of its parameters{hint}")
         return state_dict
 
     def _restore(self, loaded: StateDict) -> None:
@@ -410,75 +392,25 @@ class Adafactor(Optimizer):
                 values = loaded["state"].get(key)
                 if not values and not p.requires_grad:
                     continue
-                self.state[p] = _new_state(p, _layout(p, settings), settings)
+                shapes = states.layout_of(p, settings)
+                self.state[p] = states.new_state(p, shapes, settings)
+                self._made_for[p] = shapes, settings.momentum_of
                 for name, value in (values or {}).items():
                     if name in self.state[p]:
-                        dtensor.copy_(self.state[p][name], torch.as_tensor(value))
+                        to = self.state[p][name]
+                        value = torch.as_tensor(value)
+                        dtensor.copy_(to, value.reshape(()) if name == "step" else value)
                     else:
                         self.state[p][name] = deepcopy(value)
 
 
-def _where(p: Tensor, state: dict[str, Tensor]) -> tuple[object, ...]:
-    """What must stay so that what is known of a parameter stays true: its memory and its state's, and their types."""
-    kept = [(v.data_ptr(), v.dtype) if isinstance(v, Tensor) else None for v in state.values()]
-    return p.data_ptr(), p.dtype, p.device, p.shape, p.stride(), kept
+def _rename_momentum(group: dict[str, Any]) -> bool:
+    """Take a word under the former name of `momentum_of`; a number there is somebody else's."""
+    if not isinstance(group.get("momentum"), str):
+        return False
+    group["momentum_of"] = group.pop("momentum")
+    return True
 
 
-def _form(g: Tensor) -> tuple[object, ...]:
-    """What must stay so that a gradient need not be looked at again."""
-    return type(g), g.layout, g.dtype, g.device, g.shape, g.stride() if g.layout == torch.strided else ()
-
-
-def _layout(p: Tensor, settings: Settings) -> Layout:
-    return layout(tuple(p.shape), settings.factored, settings.axes)
-
-
-def _new_state(p: Tensor, shapes: Layout, settings: Settings) -> dict[str, Tensor]:
-    dtype = statistics_dtype(p.dtype)
-    state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
-    for key, shape in shapes.statistics.items():
-        if key == "full":
-            state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
-        elif dtensor.is_sharded(p):
-            summed = shapes.col_axis if key == "row" else shapes.row_axis
-            state[key] = dtensor.zeros(p, summed or 0, dtype)
-        else:
-            state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
-    if settings.beta1:
-        state["momentum"] = torch.zeros_like(p, dtype=dtype)
-    if settings.rounding == "kahan" and p.dtype in SHORT:
-        state["compensation"] = torch.zeros_like(p)
-    return {key: value.detach() for key, value in state.items()}
-
-
-def _check_parameter(p: Tensor, name: str) -> None:
-    if hasattr(p, "_fsdp_flattened"):
-        raise ValueError(
-            f"{name} is a flat parameter of FSDP1, whose slices are not the model's matrices; use FSDP2 (fully_shard)"
-        )
-    if not p.is_floating_point():
-        raise TypeError(f"{name} has dtype {p.dtype}; Adafactor steps real floating-point parameters only")
-
-
-def _check_gradient(p: Tensor, g: Tensor, name: str) -> None:
-    if dtensor.is_sharded(p) != dtensor.is_sharded(g):
-        raise TypeError(f"{name} is a {type(p).__name__}, but its gradient a {type(g).__name__}: shard both or none")
-    if g.shape != p.shape:
-        raise ValueError(f"{name} of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: was it replaced?")
-    if g.layout != torch.strided:
-        raise TypeError(f"the gradient of {name} is sparse ({g.layout}); make the layer dense (e.g. sparse=False)")
-    if not g.is_floating_point():
-        raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only real floating-point gradients are supported")
-
-
-def _check_shapes(state: dict[str, Any], shapes: Layout, name: str) -> None:
-    for key, shape in shapes.statistics.items():
-        has = tuple(state[key].shape) if key in state else None
-        if has != shape:
-            raise ValueError(
-                f"{name} of shape {shapes.shape} needs a state {key!r} of shape {shape}, but the state has "
-                f"{'none' if has is None else has}: the groups are in another order, or `factored` or `axes` changed"
-            )
-    for key in ("momentum", "compensation"):
-        if key in state and tuple(state[key].shape) != shapes.shape:
-            raise ValueError(f"{name} of shape {shapes.shape} has a {key} of shape {tuple(state[key].shape)}")
+def _warn_of_momentum() -> None:
+    warn("the keyword `momentum` is called `momentum_of` now: momentum is a number to schedulers", DeprecationWarning)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
-from adafactor import dtensor
+from adafactor import dtensor, sums
 from adafactor import equations as eq
 from adafactor.equations import Scalar
-from adafactor.layout import statistics_dtype, wide
-
-ROW = 1024  # elements whose squares are added in one go
 
 
 @dataclass(frozen=True, slots=True)  # a history keeps many
@@ -51,17 +46,6 @@ class Record:
     state_bytes: int
 
 
-class Figures(NamedTuple):
-    """Of one step: 0-d tensors where reading them would make the host wait, else numbers."""
-
-    beta2: Scalar
-    rms_parameter: Scalar | None
-    step_size: Scalar
-    rms_update: Scalar
-    clipped: Tensor | bool
-    taken: Tensor | int
-
-
 @dataclass
 class Trace:
     """What is behind a `Record`: 0-d tensors where reading them would make the host wait, else numbers."""
@@ -73,9 +57,8 @@ class Trace:
     clipped: Tensor | int = 0  # steps since the last report
     taken: Tensor | int = 0
     skipped: Tensor | int = 0  # steps ever
-    source: Callable[[], None] | None = None  # fetches the figures of steps that a kernel kept to itself
 
-    def note(
+    def add(
         self,
         beta2: Scalar,
         rms_parameter: Scalar | None,
@@ -88,16 +71,8 @@ class Trace:
         self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
         self.clipped, self.taken = self.clipped + clipped, self.taken + taken
 
-    def draw_from(self, source: Callable[[], None] | None) -> None:
-        """Have another source from now on; what the last one kept is fetched first."""
-        if self.source is not None:
-            self.source()
-        self.source = source
-
     def record(self, name: str, x: Tensor, state_bytes: int, clip: float | None) -> Record:
         """Read the figures (here the host may wait for the device) and start the next clip rate."""
-        if self.source is not None:
-            self.source()
         taken, clipped = int(self.taken), int(self.clipped)
         self.taken = self.clipped = 0
         rms_update, step_size, rms_parameter = map(_read, (self.rms_update, self.step_size, self.rms_parameter))
@@ -134,15 +109,10 @@ def relative_change(step_size: float, rms_update: float, rms_parameter: float, c
 
 
 def rms(x: Tensor) -> float:
-    """RMS(X), where a step has not measured it: in the precision of the statistics, and in double over rows of 1024."""
+    """RMS(X), where a step has not measured it."""
     if not x.numel():
         return math.nan
-    x = x.detach().permute(sorted(range(x.dim()), key=x.stride, reverse=True))  # in the order of memory
-    flat = x.reshape(-1)  # a view of all but tensors with gaps
-    whole = x.numel() // ROW * ROW
-    parts = (flat[:whole].view(-1, ROW), flat[whole:].view(1, -1))
-    norms = [vector_norm(part, dim=1, dtype=statistics_dtype(x.dtype)).to(wide(x.device)) for part in parts]
-    total = float(torch.cat(norms).square().sum())
+    total = float(sums.sum_of_squares(sums.in_memory_order(x.detach())))
     return float(eq.root_mean_square(total, x.numel()))
 
 

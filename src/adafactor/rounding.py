@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SHORT = (torch.bfloat16, torch.float16)
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 WORD = 2**32 - 1
 CUT = {torch.bfloat16: 16, torch.float16: 13}  # bits of a float32 that its dtype does not have
 SMALLEST_NORMAL_HALF = 2.0**-14

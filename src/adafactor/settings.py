@@ -10,6 +10,8 @@ from numbers import Integral, Real
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from adafactor import equations as eq
 from adafactor.equations import Scalar
 
@@ -30,12 +32,12 @@ class Rates(NamedTuple):
 class Settings:
     """Every keyword that may differ between groups; `docs/paper.md` maps each to its line in the paper."""
 
-    lr: float = 1e-2
+    lr: float | Tensor = 1e-2
     lr_decay: str | None = "rsqrt"
     relative: bool = True
     factored: str | bool = "outer"
     beta1: float = 0.0
-    momentum: str = "update"
+    momentum_of: str = "update"
     beta2: float | None = None
     decay_rate: float = 0.8
     clip: float | None = 1.0
@@ -53,15 +55,21 @@ class Settings:
         return cls(**{field.name: group[field.name] for field in fields(cls)})
 
     @cached_property
-    def form(self) -> tuple[Any, ...]:
-        """All but what may change from step to step: what enters only through `rates` and the weight decay."""
+    def without_rates(self) -> tuple[Any, ...]:
+        """Every setting except those that a schedule may change; while these are equal, a prepared step stays valid."""
         return tuple(getattr(self, field.name) for field in fields(self) if field.name not in RATES)
 
     def rates(self, t: Scalar) -> Rates:
-        """Of step t (Algorithm 6)."""
+        """Return the rates of step t (Algorithm 6)."""
         beta2 = eq.second_moment_decay(t, self.beta2, self.decay_rate)
-        beta1 = eq.corrected_decay(t, self.beta1) if self.momentum == "gradient" else self.beta1
-        return Rates(beta2, 1 - beta1, 1 - beta2, eq.relative_step(t, self.lr, self.lr_decay))
+        beta1 = eq.corrected_decay(t, self.beta1) if self.momentum_of == "gradient" else self.beta1
+        return Rates(beta2, 1 - beta1, 1 - beta2, eq.relative_step(t, self._lr(t), self.lr_decay))
+
+    def _lr(self, t: Scalar) -> Scalar:
+        """The learning rate where t is: a tensor lr is read on the host only for a parameter that lives there."""
+        if not isinstance(self.lr, Tensor):
+            return self.lr
+        return self.lr.to(t.device, t.dtype).reshape(()) if isinstance(t, Tensor) else float(self.lr)
 
     def __post_init__(self) -> None:
         """Name the argument, its value and what is allowed, for the first one that is wrong.
@@ -70,7 +78,7 @@ class Settings:
         """
         eps1, eps2 = _pair("eps", self.eps)
         checked = {
-            "lr": _number("lr", self.lr, at_least=0.0),
+            "lr": _learning_rate(self.lr),
             "beta1": _number("beta1", self.beta1, at_least=0.0, below=1.0),
             "beta2": None if self.beta2 is None else _number("beta2", self.beta2, at_least=0.0, below=1.0),
             "decay_rate": _number("decay_rate", self.decay_rate, above=0.0),
@@ -85,22 +93,22 @@ class Settings:
         _word("lr_decay", self.lr_decay, ("rsqrt", None))
         _word("relative", self.relative, (True, False))
         _word("factored", self.factored, ("outer", "row", "column", False))
-        _word("momentum", self.momentum, ("update", "gradient"), _MOMENTUM_HINT)
+        _word("momentum_of", self.momentum_of, ("update", "gradient"))
         _word("maximize", self.maximize, (True, False))
         _word("on_nonfinite", self.on_nonfinite, ("skip", "raise", "ignore"))
         _word("rounding", self.rounding, ("nearest", "stochastic", "kahan"))
 
 
-class SettingsOf:
-    """The settings of groups, made anew only for a group that has been edited since the last time."""
+class CheckedGroups:
+    """The settings of groups, checked again only when a group has been edited since the last time."""
 
     def __init__(self) -> None:
         """Start without any."""
         self._known: dict[int, tuple[list[Any], Settings]] = {}
 
     def __call__(self, number: int, group: Mapping[str, Any]) -> Settings:
-        """Of the group with this number."""
-        values = [list(value) if isinstance(value, list) else value for value in _values(group)]
+        """Return the settings of the group with this number."""
+        values = [_comparable(value) for value in _values(group)]
         known = self._known.get(number)
         if known is None or known[0] != values:
             known = self._known[number] = (values, Settings.of(group))
@@ -108,10 +116,28 @@ class SettingsOf:
 
 
 _values = itemgetter(*(field.name for field in fields(Settings)))
-_MOMENTUM_HINT = (
-    "; the decay of momentum is beta1. OneCycleLR and CyclicLR write a number here unless they are given "
-    "cycle_momentum=False"
-)
+
+
+def _comparable(value: Any) -> Any:
+    """A value that says, by ==, whether a keyword has been edited, also where its own == does not."""
+    if type(value) in (float, str, bool, int, tuple) or value is None:
+        return value
+    if isinstance(value, Tensor):  # one on a device is not read here: its value may change without notice
+        return value.tolist() if value.is_cpu else id(value)
+    if isinstance(value, list):
+        return tuple(value)
+    return value.tolist() if hasattr(value, "tolist") else value  # NumPy's
+
+
+def _learning_rate(value: Any) -> float | Tensor:
+    """A number; a tensor of one element as torch's optimizers allow, read here if it is on the CPU."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.dtype.is_floating_point:
+            raise ValueError(f"lr={value!r} must be a number or a floating-point tensor of one element")
+        if not value.is_cpu:
+            return value
+        value = value.item()
+    return _number("lr", value, at_least=0.0)
 
 
 def _number(
@@ -125,11 +151,15 @@ def _number(
     limits += [f"above {above:g}"] if above > -math.inf else []
     limits += [f"below {below:g}"] if below < math.inf else []
     allowed = f"must be a finite number {' and '.join(limits)}"
+    shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}={value!r} {allowed}, not {type(value).__name__}")
-    number = float(value)
+        raise TypeError(f"{name}={shown} {allowed}, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the range of a float
+        number = math.inf
     if not (math.isfinite(number) and at_least <= number and above < number < below):
-        raise ValueError(f"{name}={value!r} {allowed}")
+        raise ValueError(f"{name}={shown} {allowed}")
     return number
 
 
@@ -141,9 +171,10 @@ def _word(name: str, value: Any, allowed: tuple[Any, ...], hint: str = "") -> No
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
+    pair = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"{name}={value!r} must be a pair")
-    return value[0], value[1]
+    return pair[0], pair[1]
 
 
 def _axes(value: Any) -> tuple[int, int]:

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from adafactor.dtensor import beginning, cut_axis, drop, is_sharded, local
-from adafactor.layout import Layout, statistics_dtype, wide
+from adafactor.layout import Layout, statistics_dtype, sum_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
+    from adafactor.bucket import Gradients, Parameter
     from adafactor.step import Update
 
 
@@ -120,15 +121,15 @@ class Shard:
 
     def zeros(self, *shape: int) -> Tensor:
         """A sum of nothing."""
-        return torch.zeros(shape, dtype=wide(self.device), device=self.device)
+        return torch.zeros(shape, dtype=sum_dtype(self.device), device=self.device)
 
     def numbers(self, *values: Any) -> Tensor:
         """Some scalars as one tensor."""
         if any(isinstance(value, Tensor) for value in values):
             return torch.stack(
-                [torch.as_tensor(value, dtype=wide(self.device), device=self.device) for value in values]
+                [torch.as_tensor(value, dtype=sum_dtype(self.device), device=self.device) for value in values]
             )
-        return torch.tensor(values, dtype=wide(self.device), device=self.device)
+        return torch.tensor(values, dtype=sum_dtype(self.device), device=self.device)
 
     def mean_row(self, u: Update) -> Tensor:
         """This rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁).
@@ -140,56 +141,61 @@ class Shard:
         axis, n = row - (col < row), self.cut.layout.shape[row]
         mean = u.rows.sum(axis, keepdim=True) * (u.w2 / n)
         if self.first_copy:
-            mean += u.state["row"].sum(axis, keepdim=True, dtype=mean.dtype) * (u.beta2 / n)
+            mean += u.parameter.state["row"].sum(axis, keepdim=True, dtype=mean.dtype) * (u.beta2 / n)
         return mean
 
 
-Member = tuple[Shard, "Update | None"]  # None: no gradient on this rank
 Term = tuple[Tensor, tuple[Group, ...]]  # a sum, and the groups over which it is partial
 
 
 class Ranks:
-    """All sharded parameters that may have a gradient: the same ones in the same order on every rank.
+    """The sharded parameters of a bucket: the same ones in the same order on every rank.
 
     Those without a gradient take part with zeros, so that the sizes of the collectives never depend on what one rank
     alone knows, and a gradient that is missing on some ranks only is noticed by all of them.
     """
 
-    def __init__(self, members: list[Member]):
-        """Make every update local."""
-        self.members = members
-        if any(shard.arrival is None for shard, _ in members):
-            self._agree()
-        align(members)
-        for shard, u in members:
-            if u is not None:
-                u.x, u.sharded, u.place = local(u.x), True, shard.place
-                u.state = {key: local(value) for key, value in u.state.items()}
+    def __init__(self, parameters: list[Parameter]):
+        """Nothing is sent yet."""
+        self.members = [(p, p.shard) for p in parameters if p.shard is not None]
+        self._absent: set[Parameter] = set()
 
-    def complete_moments(self) -> None:
+    def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
+        """Bring every gradient to its parameter's placements, and make it local. This communicates."""
+        found = dict(zip(parameters, grads, strict=True))
+        given = [(shard, found[p]) for p, shard in self.members]
+        if any(shard.arrival is None for shard, _ in given):
+            _agree(given)
+        for (p, _), g in zip(self.members, align(given), strict=True):
+            found[p] = g
+        return [found[p] for p in parameters]
+
+    def complete_moments(self, updates: list[Update]) -> None:
         """First reduction: rows, columns and mean(R) where they are partial, and whether each gradient is there."""
-        busy = {group for shard, _ in self.members for groups in shard.partial.values() for group in groups}
+        members = self._with(updates)
+        self._absent = {p for (p, _), (_, u) in zip(self.members, members, strict=True) if u is None}
+        busy = {group for shard, _ in members for groups in shard.partial.values() for group in groups}
         terms: list[Term] = []
         flags = []
-        for shard, u in self.members:
+        for shard, u in members:
             groups = tuple(group for group in shard.everyone if group in busy)
             flags.append((shard.numbers(*_presence(u)), groups))
             terms += [flags[-1], *_moments(shard, u)]
         reduce_(terms)
-        for (shard, u), (flag, groups) in zip(self.members, flags, strict=True):
+        for (shard, u), (flag, groups) in zip(members, flags, strict=True):
             if flag.is_cpu:
                 here, bad = flag.tolist()
-                _insist(shard, u, groups, here)
+                _insist(shard, u is not None, groups, here)
                 finite: Tensor | bool = bad == 0
             else:  # reading it would make the host wait: the step is not taken where it may not be
                 finite = (flag[1] == 0) & (flag[0] == prod(group.size for group in groups))
             if u is not None:
                 u.finite = finite
 
-    def complete_energies(self, taken: list[Update]) -> None:
+    def complete_energies(self, updates: list[Update]) -> None:
         """Second reduction: ΣU² and ΣX² of the steps that are taken."""
-        stepped = set(taken)
-        going = [(shard, u) for shard, u in self.members if u is None or u in stepped]
+        members = zip(self.members, self._with(updates), strict=True)
+        going = [(shard, u) for (p, _), (shard, u) in members if u is not None or p in self._absent]
         pairs = [
             shard.zeros(2) if u is None else shard.numbers(u.u2, 0.0 if u.x2 is None else u.x2) for shard, u in going
         ]
@@ -199,12 +205,18 @@ class Ranks:
                 u2, x2 = pair.tolist() if pair.is_cpu else pair
                 u.u2, u.x2 = u2, x2
 
-    def _agree(self) -> None:
-        """Is every gradient there on all ranks or on none? Asked once, before gradients of unknown placement move."""
-        flags = [shard.numbers(*_presence(u)) for shard, u in self.members]
-        reduce_([(flag, shard.everyone) for (shard, _), flag in zip(self.members, flags, strict=True)])
-        for (shard, u), flag in zip(self.members, flags, strict=True):
-            _insist(shard, u, shard.everyone, flag[0].item())
+    def _with(self, updates: list[Update]) -> list[tuple[Shard, Update | None]]:
+        """Every member with its update; None: it has no gradient on this rank, or its step is not taken."""
+        found = {u.parameter: u for u in updates}
+        return [(shard, found.get(p)) for p, shard in self.members]
+
+
+def _agree(given: list[tuple[Shard, Tensor | None]]) -> None:
+    """Ask whether every gradient is there on all ranks or on none: once, before gradients of unknown placement move."""
+    flags = [shard.numbers(float(g is not None)) for shard, g in given]
+    reduce_([(flag, shard.everyone) for (shard, _), flag in zip(given, flags, strict=True)])
+    for (shard, g), flag in zip(given, flags, strict=True):
+        _insist(shard, g is not None, shard.everyone, flag[0].item())
 
 
 def _moments(shard: Shard, u: Update | None) -> list[Term]:
@@ -232,12 +244,12 @@ def _presence(u: Update | None) -> tuple[Any, Any]:
     return 1.0, ~u.finite if isinstance(u.finite, Tensor) else float(not u.finite)
 
 
-def _insist(shard: Shard, u: Update | None, groups: tuple[Group, ...], here: float) -> None:
+def _insist(shard: Shard, is_here: bool, groups: tuple[Group, ...], here: float) -> None:
     size = prod(group.size for group in groups)
     if 0 < here < size:
         raise RuntimeError(
             f"the gradient of {shard.name} (shape {tuple(shard.p.shape)}) is missing on {size - int(here)} of {size} "
-            f"ranks, {'this one among them' if u is None else 'but not on this one'}; nothing was updated"
+            f"ranks, {'but not on this one' if is_here else 'this one among them'}; nothing was updated"
         )
 
 
@@ -257,7 +269,7 @@ def reduce_(terms: Sequence[Term]) -> None:
             part.copy_(total.view(part.shape))
 
 
-def align(members: list[Member]) -> None:
+def align(given: list[tuple[Shard, Tensor | None]]) -> Gradients:
     """Bring every gradient to its parameter's placements, and make it local.
 
     Under tensor parallel a gradient can come as a sum that is still partial (a SequenceParallel norm's), or whole for
@@ -266,23 +278,25 @@ def align(members: list[Member]) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     terms: list[Term] = []
-    for shard, u in members:
-        if u is not None and is_sharded(u.g):
-            shard.arrival = tuple(u.g.placements), tuple(u.g.to_local().shape)
+    grads = [g for _, g in given]
+    for i, (shard, g) in enumerate(given):
+        if g is not None and is_sharded(g):
+            shard.arrival = tuple(g.placements), tuple(g.to_local().shape)
         placements, shape = shard.arrival = shard.arrival or (shard.placements, shard.part)
-        sums = [k for k, place in enumerate(placements) if type(place) is Partial and place.reduce_op == "sum"]
-        if not sums:
+        partial = [k for k, place in enumerate(placements) if type(place) is Partial and place.reduce_op == "sum"]
+        if not partial:
             continue
         dtype = statistics_dtype(shard.p.dtype)
-        total = shard.zeros(*shape).to(dtype) if u is None else local(u.g).to(dtype, copy=True)
-        terms.append((total, shard.over(sums)))
-        if u is not None:
-            whole = [Replicate() if k in sums else place for k, place in enumerate(placements)]
-            mesh, g = shard.p.device_mesh, u.g
-            u.g = DTensor.from_local(total, mesh, whole, run_check=False, shape=g.shape, stride=g.stride())
+        total = shard.zeros(*shape).to(dtype) if g is None else local(g).to(dtype, copy=True)
+        terms.append((total, shard.over(partial)))
+        if g is not None:
+            whole = [Replicate() if k in partial else place for k, place in enumerate(placements)]
+            mesh = shard.p.device_mesh
+            grads[i] = DTensor.from_local(total, mesh, whole, run_check=False, shape=g.shape, stride=g.stride())
     reduce_(terms)
-    for shard, u in members:
-        if u is not None:
-            if is_sharded(u.g) and tuple(u.g.placements) != shard.placements:
-                u.g = u.g.redistribute(placements=shard.placements)
-            u.g = local(u.g)
+    for i, ((shard, _), g) in enumerate(zip(given, grads, strict=True)):
+        if g is not None:
+            if is_sharded(g) and tuple(g.placements) != shard.placements:
+                g = g.redistribute(placements=shard.placements)
+            grads[i] = local(g)
+    return grads

@@ -16,7 +16,7 @@ from adafactor import equations as eq
 from adafactor.diagnostics.naming import select
 from adafactor.diagnostics.report import parameters, unwrap
 from adafactor.dtensor import is_sharded
-from adafactor.layout import Layout, layout, wide
+from adafactor.layout import Layout, layout, sum_dtype
 from adafactor.settings import Settings
 
 
@@ -147,7 +147,7 @@ class _Observed:
             raise RuntimeError("a gradient was freed before FullMoment saw it, as step_in_backward frees them")
         s = Settings.of(self.group)
         decay = float(eq.second_moment_decay(t, s.beta2, s.decay_rate))
-        self.g = _whole(g).to(wide(g.device))
+        self.g = _whole(g).to(sum_dtype(g.device))
         new = self.g.square() + s.eps[0]
         self.v = new * (1 - decay) if self.v is None else self.v.mul_(decay).add_(new, alpha=1 - decay)
         self.past *= decay

@@ -62,7 +62,7 @@ class Parameter:
     @property
     def averaged(self) -> bool:
         """Is U made of an average of gradients, so that its RMS is below 1 by right?"""
-        return bool(self.settings.beta1) and self.settings.momentum == "gradient"
+        return bool(self.settings.beta1) and self.settings.momentum_of == "gradient"
 
     @property
     def factored(self) -> bool:

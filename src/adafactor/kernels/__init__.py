@@ -1,98 +1,160 @@
-"""The contract of a kernel: three walks over the data of a bucket, and the vectors between the first two.
+"""The contract of a backend, and which one steps which parameter.
 
-A bucket is a list of `step.Update`. Each walk reads what `step` prepared and leaves its result on the updates:
+A backend is a module with two functions: `why_not` says what is in the way of a parameter, `prepare` makes *works* of
+those that it can step. A work is prepared once and then takes many steps:
 
-| walk | reads | leaves |
+| part | reads | leaves |
 |---|---|---|
-| `moments` | G | `rows`, `cols` (means of G² + ε₁, where factored), `finite` |
-| `factors` | `rows`, `cols` | `state["row"]`, `state["col"]`, `scales` (1/√V̂ as a product of vectors) |
-| `energy` | G, X, `scales` | `u2`, `x2` (where `measures_x`) |
-| `apply_` | G, X, `scales`, `scale`, `decay` | X |
+| `begin` | gradients, settings, t | β̂₂ₜ, ρₜ; nothing of X or the state changes before `factors` |
+| `moments` | G | means of G² + ε₁ over rows and columns, and whether G² is finite |
+| `admit` | whether G² is finite | which steps are taken; raises where that is asked for |
+| `factors` | the means | `state["row"]`, `state["col"]`, 1/√V̂ as a product of vectors |
+| `energy` | G, X, 1/√V̂ | ΣU², ΣX² |
+| `conclude` | ΣU², ΣX² | αₜ / max(1, RMS(U)/d) |
+| `apply_` | G, X, 1/√V̂ | X, t |
+| `end` | | the parameters that were skipped; lets go of the gradients |
 
-A kernel may also take whole steps by itself (`whole`), to the same result; those it leaves are led from walk to walk.
-
-What is kept whole, `state["full"]` and `state["momentum"]`, is averaged in `energy` or in `apply_`. A kernel may do in
-`moments` what it would do in `energy`, as long as it only reads.
+`step.walk` calls the parts in this order. Where `at_once` is true, `step()` does all from `moments` to `apply_` in one
+call. What is kept whole, `state["full"]` and `state["momentum"]`, is averaged in `energy` or in `apply_`.
 
 Where a parameter is sharded, X, G and the state are this rank's shard and `layout` is that of the whole: sums are
-divided by the whole's lengths, and `sharding.py` adds up the parts between the walks. `factors` takes mean(R) from
-`mean_row` where that is set, since R is then not whole here. A walk is never given an empty shard; `factors` may be.
-
-Nothing in the state or in X changes before `step` has seen `finite`.
+divided by the whole's lengths, and `sharding.py` adds up the parts, which a work offers as `updates`. A shard may be
+empty: then there is nothing to walk, but its factors are kept.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from adafactor.warn import warn
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from adafactor.bucket import Parameter
+    from adafactor.settings import Settings
     from adafactor.step import Update
 
-BACKENDS = ("auto", "eager", "cpu")
+COMPILED = ("cpu",)  # folders of this package, each a backend
+AUTO = {"cpu": "cpu"}  # for tensors on a device of this type, the backend that "auto" takes where it can
+BACKENDS = ("auto", "eager", *COMPILED)
 
 
-class Kernel(Protocol):
-    """What `step` needs of a backend."""
+class Work(Protocol):
+    """What a backend has prepared for some parameters of a bucket."""
 
-    def obstacle(self, u: Update) -> str | None:
-        """Why this kernel leaves a tensor to `eager`; None if it does not."""
+    parameters: list[Parameter]
+    together: bool  # goes walk by walk beside others: it is sharded, or a bad gradient shall raise
+    at_once: bool  # `step` takes a whole step
+    updates: list[Update]  # of this step, where `sharding.Ranks` has to complete sums
 
-    def whole(self, bucket: list[Update]) -> tuple[list[Update], list[Update]]:
-        """Take whole steps; returns those that were left out as non-finite, and those that are still to be stepped."""
+    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool]) -> None:
+        """Take gradients, the groups' settings, and which parameters were written to since the last step."""
 
-    def moments(self, bucket: list[Update]) -> None:
+    def moments(self) -> None:
         """First walk: means of G² + ε₁."""
 
-    def factors(self, bucket: list[Update]) -> None:
+    def admit(self) -> None:
+        """Decide which steps are taken."""
+
+    def factors(self) -> None:
         """R and C, and what they make of 1/√V̂: vectors only."""
 
-    def energy(self, bucket: list[Update]) -> None:
+    def energy(self) -> None:
         """Second walk: ΣU² and ΣX²."""
 
-    def apply_(self, bucket: list[Update]) -> None:
+    def conclude(self) -> None:
+        """From RMS(X) and RMS(U) to the length of the step: scalars only."""
+
+    def apply_(self) -> None:
         """Third walk: X."""
 
+    def step(self) -> None:
+        """All of these parts in one call."""
 
-def choose(backend: str, on_cpu: bool = True) -> Kernel:
-    """The kernel of that name; `auto` takes the best that is there for tensors on a CPU or elsewhere."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r} must be one of {', '.join(map(repr, BACKENDS))}")
+    def end(self) -> list[Parameter]:
+        """Let go of what was of this step; return the parameters that were skipped."""
+
+    def flush(self) -> None:
+        """Hand the figures of the steps since the last time to the parameters' traces."""
+
+
+class Backend(Protocol):
+    """A module that steps parameters."""
+
+    def why_not(self, parameter: Parameter) -> str | None:
+        """What is in the way of stepping this parameter; None if nothing is."""
+
+    def prepare(self, parameters: list[Parameter]) -> list[Work]:
+        """Prepare parameters that nothing is in the way of."""
+
+
+Fallback = tuple["Parameter", str]  # a parameter that `eager` has to step, and why
+
+
+def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fallback | None]:
+    """Give every parameter to a backend; a backend that was asked for by name takes all or raises."""
     from adafactor.kernels import eager
 
-    if backend == "eager" or (backend == "auto" and not on_cpu):
-        return eager
-    kernel = _compiled()
-    if not isinstance(kernel, Exception):
-        return kernel
-    if backend == "cpu":
-        raise ImportError(f'backend="cpu" cannot be used: {_explain(kernel)}') from kernel
-    _warn_once(kernel)
-    return eager
+    chosen: dict[str, list[Parameter]] = {}
+    fallback: Fallback | None = None
+    for parameter in parameters:
+        name = AUTO.get(parameter.x.device.type, "eager") if backend == "auto" else backend
+        module = eager if name == "eager" else _find(name, required=backend != "auto")
+        reason = module.why_not(parameter) if module is not None else None
+        if reason is not None and backend != "auto":
+            raise ValueError(
+                f'backend="{backend}" cannot step {parameter.name} (shape {parameter.shape}): {reason}; "auto" can'
+            )
+        if reason is not None and fallback is None:
+            fallback = parameter, reason
+        chosen.setdefault("eager" if module is None or reason is not None else name, []).append(parameter)
+    works = []
+    for name, members in chosen.items():
+        works += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
+    return works, fallback
 
 
-@lru_cache(maxsize=1)
-def _compiled() -> Kernel | Exception:
-    """The kernel that Numba compiles, imported at the first need, or what is in the way."""
+def check(backend: str) -> None:
+    """Raise for a wrong name, and for a backend that was asked for but cannot be used."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} must be one of {', '.join(map(repr, BACKENDS))}")
+    if backend in COMPILED:
+        _find(backend, required=True)
+
+
+def _find(name: str, required: bool) -> Backend | None:
+    """A compiled backend; where it cannot be used, None and one warning."""
+    found = _compiled(name)
+    if not isinstance(found, Exception):
+        return found
+    if required:
+        raise ImportError(f'backend="{name}" cannot be used: {_explain(found)}') from found
+    _warn_once(name)
+    return None
+
+
+@lru_cache
+def _compiled(name: str) -> Any:
+    """The module of a compiled backend, imported at the first need, or what is in the way."""
     try:
-        from adafactor.kernels import cpu
-    except (ImportError, RuntimeError) as problem:  # RuntimeError: there is no folder to keep compiled code in
+        return import_module(f"adafactor.kernels.{name}")
+    except (ImportError, RuntimeError) as problem:  # RuntimeError: compiling is switched off, or no folder for the code
         return problem
-    return cpu
 
 
-@lru_cache(maxsize=1)
-def _warn_once(problem: Exception) -> None:
-    warnings.warn(
-        f"stepping with plain torch, several times slower on a CPU than need be: {_explain(problem)}. "
-        'backend="eager" says that this is meant.',
-        RuntimeWarning,
-        stacklevel=9,
+@lru_cache
+def _warn_once(name: str) -> None:
+    warn(
+        f"stepping with plain torch, several times slower than compiled code: {_explain(_compiled(name))}. "
+        'Pass backend="eager" to silence this.'
     )
 
 
 def _explain(problem: Exception) -> str:
     if isinstance(problem, ImportError):
         return f"Numba cannot be imported ({problem}); `pip install adafactor[cpu]` brings it"
-    return f"Numba finds no folder for compiled code ({problem}); NUMBA_CACHE_DIR can name one"
+    return str(problem)

@@ -1,285 +1,348 @@
-"""The three walks in plain torch, on any device, block by block so that extra memory stays bounded.
+"""The step in plain torch, on any device.
 
-Sums are taken per block in the statistics' precision and over blocks in double, in an order that does not depend on the
-number of threads.
+First the mathematics: pure functions of tensors, one for each line of Algorithms 4 and 5. Then the walks, which apply
+them block by block. `scalars.py` has what lies between: rates, step sizes, which steps are taken.
+
+Shapes: a matrix is (…, n, m), where n and m stand for the two factored axes wherever they are and … for the others; its
+R is (…, n), its C is (…, m), and both are unsqueezed to broadcast over the matrix.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from adafactor import equations as eq
+from adafactor import sums
+from adafactor.bucket import Parameter
 from adafactor.equations import Scalar
-from adafactor.layout import scalar, statistics_dtype, wide
+from adafactor.kernels.blocks import Block, Scratch, add, blocks, part, part_of_scale, without
+from adafactor.kernels.scalars import Batch, where
+from adafactor.kernels.vectors import Vectors
+from adafactor.layout import Layout, statistics_dtype
 from adafactor.rounding import elements, lost, random_words, stochastic
+from adafactor.settings import Settings
+from adafactor.step import Update
 
-if TYPE_CHECKING:
-    from adafactor.step import Update
-
-Block = tuple[slice, ...] | None  # None: the tensor is one block
-
-BLOCK_CPU = 2**20  # elements: a float32 block is 4 MB and stays in a shared cache; smaller ones measured slower
-BLOCK_DEVICE = 2**21  # elements: large enough to fill a GPU; four float32 blocks are 34 MB
-SUM_ROW = 1024  # elements that one thread sums alone
-SUM_ALONE = 2**15  # below this torch sums with one thread anyway
+# ---- Algorithms 4 and 5 -----------------------------------------------------------------------------------------
 
 
-def obstacle(u: Update) -> str | None:
-    """None: any tensor will do."""
-    return None
+def means_of_squares(sum_: Tensor, count: int, whole: int, eps1: float, shrink: float) -> Tensor:
+    """Mean of G² + ε₁ over an axis (line 5): (ΣG² + count·ε₁)/whole, where `count` of `whole` entries are here."""
+    return (sum_ / shrink + count * eps1) / whole
 
 
-def whole(bucket: list[Update]) -> tuple[list[Update], list[Update]]:
-    """None of them: `step` leads from walk to walk."""
-    return [], bucket
+def inverse_root(shapes: Layout, row: Tensor | None, col: Tensor | None, mean_row: Tensor | None) -> list[Tensor]:
+    """1/√V̂ as vectors that broadcast over X (lines 7–8; §3.2 for rows or columns alone).
+
+    `row` is Rₜ (…, n), `col` is Cₜ (…, m), `mean_row` the mean of R over n if R is not whole here.
+    """
+    row_axis, col_axis, scales = shapes.row_axis, shapes.col_axis, []
+    if row is not None and row_axis is not None and col_axis is not None:
+        row = row.unsqueeze(col_axis)  # (…, n, 1)
+        if shapes.estimator == "outer":
+            mean = row.mean(row_axis, keepdim=True) if mean_row is None else mean_row.unsqueeze(col_axis)
+            scales.append(eq.row_scale(row, mean))
+        else:
+            scales.append(row.rsqrt())
+    if col is not None and row_axis is not None:
+        scales.append(col.unsqueeze(row_axis).rsqrt())  # (…, 1, m)
+    return scales
 
 
-def moments(bucket: list[Update]) -> None:
-    """Means of G² + ε₁ over the columns and over the rows, and whether G² is finite."""
-    for u in bucket:
-        _moments(u)
+def direction(g: Tensor, scales: Sequence[Scalar], out: Tensor) -> Tensor:
+    """U = G·r·c (line 8), from left to right: r·c alone may leave float32 where the product with G does not."""
+    torch.mul(g, scales[0], out=out)
+    for scale in scales[1:]:
+        out.mul_(scale)
+    return out
 
 
-def factors(bucket: list[Update]) -> None:
-    """Rₜ and Cₜ, kept in the state in its precision, and 1/√V̂ from them in the wider one of the sums."""
-    for u in bucket:
-        u.scales = _inverse_root(u, _averaged(u, "row", u.rows), _averaged(u, "col", u.cols))
+def average_(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
+    """β̂·old + (1 − β̂)·new, in place of `old` (lines 5–6)."""
+    return old.mul_(decay).add_(new * weight if isinstance(weight, Tensor) else new, alpha=_number(weight))
 
 
-def energy(bucket: list[Update]) -> None:
-    """ΣU² and ΣX²; on the way V̂ₜ (Algorithm 5, line 5) and m̂ₜ (Algorithm 3, line 6) where they are kept whole."""
-    for u in bucket:
-        scratch = Scratch(u)
-        for block in blocks(u.g):
-            direction = _direction(u, block, u.scales, scratch, first=True)
-            u.u2 = u.u2 + scratch.total(direction.square_())
-        if u.measures_x:
-            u.x2 = 0.0
-            for block in blocks(u.x):
-                x = scratch.load(_part(u.x, block))
-                u.x2 = u.x2 + scratch.total(torch.mul(x, x, out=scratch.like(x)))
+def descend_(x: Tensor, change: Tensor, decay: Scalar) -> Tensor:
+    """X·(1 − ρₜ·λ) − αₜ·Ûₜ, in place of X (line 10)."""
+    if isinstance(decay, Tensor) or decay != 1:
+        x.mul_(decay)
+    return x.sub_(change)
 
 
-def apply_(bucket: list[Update]) -> None:
-    """Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ, or minus the average of the αₜ·Ûₜ."""
-    for u in bucket:
-        scratch = Scratch(u)
-        scales = [u.scales[0] * _cast(u.scale, u.scales[0]), *u.scales[1:]] if u.scales else [u.scale]
-        for block in blocks(u.x):
-            change = _direction(u, block, scales, scratch, first=False)
-            _subtract(u, block, change, scratch)
+# ---- the walks ------------------------------------------------------------------------------------------------------
 
 
-def _moments(u: Update) -> None:
-    row_axis, col_axis, shapes = u.layout.row_axis, u.layout.col_axis, u.layout.statistics
-    scratch, largest = Scratch(u), None
-    # G² fits float32 but a sum of it may not: a small tensor is summed in double, and a power of two keeps the sums of
-    # a large one's blocks in range, exactly
-    small = u.x.numel() <= SUM_ALONE
-    shrink, dtype = (1.0, wide(u.x.device)) if small else (2.0 ** -max(u.shape).bit_length(), None)
+def moments(u: Update) -> None:
+    """First walk: means of G² + ε₁ over the columns and over the rows, and whether G² is finite.
+
+    G² fits float32 but a sum of it may not: a power of two keeps sums in range, exactly. ε₁ is added to the sums, in
+    double, where it cannot be lost.
+    """
+    p, row_axis, col_axis = u.parameter, u.parameter.layout.row_axis, u.parameter.layout.col_axis
+    scratch, largest, rows, cols = Scratch(p.x), None, None, None
+    shrink = 2.0 ** -max(p.shape, default=1).bit_length()
     for block in blocks(u.g):
-        g = scratch.load(_part(u.g, block))
-        q = torch.addcmul(scratch.number(u.settings.eps[0]), g, g, out=scratch.like(g))  # G² + ε₁
+        g = scratch.load(part(u.g, block))
+        q = torch.mul(g, g, out=scratch.like(g))  # G²
         if row_axis is None or col_axis is None:
             largest = q.amax() if largest is None else torch.maximum(largest, q.amax())
             continue
-        if not small:
-            q.mul_(shrink)
-        if "row" in shapes:
-            u.rows = _add(u.rows, q.sum(col_axis, dtype=dtype), _drop(block, col_axis), u.state["row"].shape)
-        if "col" in shapes:
-            u.cols = _add(u.cols, q.sum(row_axis, dtype=dtype), _drop(block, row_axis), u.state["col"].shape)
-    if u.rows is not None and col_axis is not None:
-        u.rows /= shrink * u.layout.shape[col_axis]
-    if u.cols is not None and row_axis is not None:
-        u.cols /= shrink * u.layout.shape[row_axis]
+        q.mul_(shrink)
+        if "row" in p.state:
+            rows = add(rows, sums.sum_along(q, col_axis), without(block, col_axis), p.state["row"].shape)
+        if "col" in p.state:
+            cols = add(cols, sums.sum_along(q, row_axis), without(block, row_axis), p.state["col"].shape)
+    eps1 = p.settings.eps[0]
+    if rows is not None and col_axis is not None:
+        u.rows = means_of_squares(rows, p.x.shape[col_axis], p.shape[col_axis], eps1, shrink)
+    if cols is not None and row_axis is not None:
+        u.cols = means_of_squares(cols, p.x.shape[row_axis], p.shape[row_axis], eps1, shrink)
     means = u.rows if u.rows is not None else u.cols
-    # a sum of float32 means in double is finite unless one of them is not
-    seen = scalar(means.sum() if means is not None else torch.as_tensor(largest))
-    u.finite = seen.isfinite() if isinstance(seen, Tensor) else math.isfinite(seen)
+    seen = (means.sum() if means is not None else largest).isfinite()  # type: ignore[union-attr]
+    u.finite = bool(seen) if sums.on_host(seen) else seen
+
+
+def factors(u: Update) -> None:
+    """Rₜ and Cₜ, kept in the state in its precision, and 1/√V̂ from them in the wider one of the sums."""
+    p = u.parameter
+    row, col = _averaged(u, "row", u.rows), _averaged(u, "col", u.cols)
+    dtype = statistics_dtype(p.x.dtype)
+    u.scales = [scale.to(dtype) for scale in inverse_root(p.layout, row, col, u.mean_row)]
+
+
+def energy(u: Update) -> None:
+    """Second walk: ΣU² and ΣX²; on the way V̂ₜ (Algorithm 5, line 5) and m̂ₜ (Algorithm 3, line 6) where kept whole."""
+    p, scratch = u.parameter, Scratch(u.parameter.x)
+    for block in blocks(u.g):
+        g = _average_what_is_whole(u, block, scratch)
+        u.u2 = u.u2 + sums.sum_of_squares(scratch.flat(_direction(u, g, block, u.scales, scratch)))
+    if p.measures_x:
+        u.x2 = 0.0
+        for block in blocks(p.x):
+            u.x2 = u.x2 + sums.sum_of_squares(sums.in_memory_order(scratch.load(part(p.x, block))))
+
+
+def apply_(u: Update) -> None:
+    """Third walk: Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ, or minus the average of the αₜ·Ûₜ."""
+    p, scratch = u.parameter, Scratch(u.parameter.x)
+    scales = [u.scales[0] * _cast(u.scale, u.scales[0]), *u.scales[1:]] if u.scales else [_cast(u.scale, p.x)]
+    for block in blocks(p.x):
+        g = scratch.load(part(u.g, block))
+        if _averages_gradients(p):
+            g = part(p.state["momentum"], block)
+        change = _direction(u, g, block, scales, scratch)
+        if u.mask is not None:
+            change.masked_fill_(~u.mask, 0)
+        if p.settings.beta1 and p.settings.momentum_of == "update":
+            m = part(p.state["momentum"], block)
+            m.lerp_(change, _cast(u.w1, m))
+            change = m if u.mask is None else m * u.mask
+        _write(u, block, change, scratch)
 
 
 def _averaged(u: Update, key: str, mean: Tensor | None) -> Tensor | None:
     if mean is None:
         return None
-    new = eq.average(u.state[key], mean, u.beta2)
-    u.state[key].copy_(new if u.mask is None else torch.where(u.mask, new, u.state[key]))
+    old = u.parameter.state[key]
+    new = eq.average(old, mean, u.beta2)
+    if u.mask is not None:
+        new = torch.where(u.mask, new, old)
+    old.copy_(new)
     return new
 
 
-def _inverse_root(u: Update, row: Tensor | None, col: Tensor | None) -> list[Tensor]:
-    """1/√V̂ as vectors that broadcast over X (Algorithm 4, lines 7–8; §3.2 for rows or columns alone)."""
-    row_axis, col_axis, scales = u.layout.row_axis, u.layout.col_axis, []
-    if row is not None and row_axis is not None and col_axis is not None:
-        row = row.unsqueeze(col_axis)  # (…, n, 1)
-        if u.layout.estimator == "outer":
-            known = row.mean(row_axis, keepdim=True) if u.mean_row is None else u.mean_row.unsqueeze(col_axis)
-            scales.append(eq.row_scale(row, known))
-        else:
-            scales.append(row.rsqrt())
-    if col is not None and row_axis is not None:
-        scales.append(col.unsqueeze(row_axis).rsqrt())  # (…, 1, m)
-    return [scale.to(statistics_dtype(u.x.dtype)) for scale in scales]
-
-
-def _direction(u: Update, block: Block, scales: list[Scalar] | list[Tensor], scratch: Scratch, first: bool) -> Tensor:
-    """U of one block times what is folded into `scales`; the first walk also averages what is kept whole."""
-    g = scratch.load(_part(u.g, block))
-    averages = u.layout.estimator == "full" or bool(u.settings.beta1 and u.settings.momentum == "gradient")
-    if first and averages and u.mask is not None:
+def _average_what_is_whole(u: Update, block: Block, scratch: Scratch) -> Tensor:
+    """V̂ and the momentum of a block of G, where they are kept whole; what U is made of: G or its average."""
+    p = u.parameter
+    g = scratch.load(part(u.g, block))
+    full, averages = p.layout.estimator == "full", _averages_gradients(p)
+    if (full or averages) and u.mask is not None:
         g = g.masked_fill(~u.mask, 0)  # even with a weight of zero, a NaN would reach the averages
-    if u.layout.estimator == "full":
-        v = _part(u.state["full"], block)
-        if first:
-            q = torch.addcmul(scratch.number(u.settings.eps[0]), g, g, out=scratch.like(g))  # G² + ε₁
-            v.lerp_(q, _cast(u.w2, v))
-    if u.settings.beta1 and u.settings.momentum == "gradient":
-        m = _part(u.state["momentum"], block)
-        if first:
-            m.lerp_(g, _cast(u.w1, m))
+    if full:
+        v = part(p.state["full"], block)
+        q = torch.mul(g, g, out=scratch.like(g)).add_(p.settings.eps[0])  # G² + ε₁
+        average_(v, q, _cast(u.beta2, v), _cast(u.w2, v))
+    if averages:
+        m = part(p.state["momentum"], block)
+        m.lerp_(g, _cast(u.w1, m))
         g = m
-    if u.layout.estimator == "full":
-        out = torch.rsqrt(v, out=scratch.like(g)).mul_(g)
-    else:
-        out = torch.mul(g, _cut(scales[0], block), out=scratch.like(g))
-        scales = scales[1:]
-    for scale in scales:
-        out.mul_(_cut(scale, block))
-    return out if first or u.mask is None else out.masked_fill_(~u.mask, 0)
+    return g
 
 
-def _subtract(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
-    if u.settings.beta1 and u.settings.momentum == "update":
-        m = _part(u.state["momentum"], block)
-        m.lerp_(change, _cast(u.w1, m))
-        change = m if u.mask is None else m * u.mask
-    old = _part(u.x, block)
+def _direction(u: Update, g: Tensor, block: Block, scales: Sequence[Scalar], scratch: Scratch) -> Tensor:
+    """U of one block times what is folded into `scales`."""
+    out = scratch.like(g)
+    if u.parameter.layout.estimator == "full":
+        torch.rsqrt(part(u.parameter.state["full"], block), out=out).mul_(g)
+        return out.mul_(scales[0]) if scales else out
+    return direction(g, [part_of_scale(scale, block) for scale in scales], out)
+
+
+def _write(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
+    """X of a block, rounded as the settings say."""
+    p, old = u.parameter, part(u.parameter.x, block)
     x = scratch.load(old)  # X itself where it has the statistics' precision
-    if u.rounding == "kahan":
-        x.add_(_part(u.state["compensation"], block))
-    if u.settings.weight_decay:
-        x.mul_(u.decay if u.mask is None else torch.where(u.mask, u.decay, 1.0))
-    x.sub_(change)
-    if u.rounding == "kahan":
+    kept = part(p.state["compensation"], block) if p.rounding == "kahan" else None
+    if kept is not None:
+        x.add_(kept)
+    decay: Scalar = 1.0
+    if p.settings.weight_decay or isinstance(u.decay, Tensor) or u.decay != 1:
+        decay = u.decay if u.mask is None else where(u.mask, u.decay, 1.0)
+    descend_(x, change, decay)
+    if kept is not None:
         new = x.to(old.dtype)
         left = lost(x, new)
-        kept = _part(u.state["compensation"], block)
         old.copy_(new if u.mask is None else torch.where(u.mask, new, old))
         kept.copy_(left if u.mask is None else torch.where(u.mask, left, kept))
-    elif u.rounding == "stochastic":
-        old.copy_(stochastic(x, old.dtype, random_words(_elements(u, block, old), u.keys)))
+    elif p.rounding == "stochastic":
+        old.copy_(stochastic(x, old.dtype, random_words(_elements(p, block, old), u.keys)))
     elif x is not old:
         old.copy_(x)
 
 
-def _elements(u: Update, block: Block, part: Tensor) -> Tensor:
+def _elements(p: Parameter, block: Block, piece: Tensor) -> Tensor:
     """The numbers of a block's elements in the whole parameter."""
-    begin = [0] * part.dim() if block is None else [cut.start for cut in block]
-    place = [a + b for a, b in zip(begin, u.place or (0,) * part.dim(), strict=True)]
-    return elements(tuple(part.shape), u.shape, tuple(place), part.device)
+    begin = [0] * piece.dim() if block is None else [cut.start for cut in block]
+    start = [a + b for a, b in zip(begin, p.offset or (0,) * piece.dim(), strict=True)]
+    return elements(tuple(piece.shape), p.shape, tuple(start), piece.device)
 
 
-class Scratch:
-    """Two reusable blocks of memory: one to compute in, one for what must be converted first."""
-
-    def __init__(self, u: Update):
-        """Reserve them in the precision of the statistics, no larger than the parameter."""
-        self.dtype = statistics_dtype(u.x.dtype)
-        self._room = u.x.new_empty(min(block_size(u.x), u.x.numel()), dtype=self.dtype)
-        self._view = self._room  # as it was last arranged
-
-    def like(self, t: Tensor) -> Tensor:
-        """The computing block in the shape and stride order of `t`."""
-        if self._view.shape != t.shape or self._view.stride() != t.stride():
-            self._view = _arrange(self._room, t)
-        return self._view
-
-    def load(self, t: Tensor) -> Tensor:
-        """`t` in the statistics' precision: itself, or a copy in the other block."""
-        return t if t.dtype == self.dtype else _arrange(self._other, t).copy_(t)
-
-    def number(self, value: float) -> Tensor:
-        """A number as a 0-d tensor, for operations that take no other."""
-        return self._room.new_full((), value)
-
-    @cached_property
-    def _other(self) -> Tensor:
-        return torch.empty_like(self._room)
-
-    def total(self, t: Tensor) -> Scalar:
-        """Σ of the computing block, of which `t` is the view: in rows that one thread sums, then in double."""
-        if t.numel() <= SUM_ALONE:
-            return scalar(t.sum())
-        flat = self._room[: t.numel()]
-        whole = flat.numel() - flat.numel() % SUM_ROW
-        return scalar(torch.cat([flat[:whole].view(-1, SUM_ROW).sum(1), flat[whole:]]).to(wide(t.device)).sum())
-
-
-def block_size(t: Tensor) -> int:
-    """How many elements one block may have."""
-    return BLOCK_CPU if t.is_cpu else BLOCK_DEVICE
-
-
-def blocks(t: Tensor) -> Iterator[Block]:
-    """Cut a tensor into blocks that follow its memory: the axes of the longest strides are cut first."""
-    room, inner = block_size(t), t.numel()
-    if inner <= room:
-        return iter([None])
-    chunk = list(t.shape)
-    for axis in sorted(range(t.dim()), key=t.stride, reverse=True):
-        if inner <= room:
-            break
-        inner //= t.shape[axis]
-        chunk[axis] = max(1, room // inner)
-    cuts = [
-        [slice(start, min(start + width, size)) for start in range(0, size, width)]
-        for size, width in zip(t.shape, chunk, strict=True)
-    ]
-    return itertools.product(*cuts)
-
-
-def _part(t: Tensor, block: Block) -> Tensor:
-    return t if block is None else t[block]
-
-
-def _add(total: Tensor | None, values: Tensor, block: Block, shape: tuple[int, ...]) -> Tensor:
-    """Add a block's sums to those of the blocks before it."""
-    if block is None:
-        return values.to(wide(values.device))
-    if total is None:
-        total = torch.zeros(shape, dtype=wide(values.device), device=values.device)
-    total[block] += values
-    return total
-
-
-def _drop(block: Block, axis: int) -> Block:
-    return None if block is None else block[:axis] + block[axis + 1 :]
-
-
-def _cut(scale: Scalar, block: Block) -> Scalar:
-    """The part of a broadcast vector that meets the block: an axis of length 1 stays whole."""
-    if block is None or not isinstance(scale, Tensor) or scale.dim() == 0:
-        return scale
-    return scale[tuple(s if n > 1 else slice(None) for s, n in zip(block, scale.shape, strict=True))]
+def _averages_gradients(p: Parameter) -> bool:
+    return bool(p.settings.beta1) and p.settings.momentum_of == "gradient"
 
 
 def _cast(value: Scalar, like: Tensor) -> Scalar:
-    """A weight in the precision of the tensor that it is for, which `lerp_` insists on."""
-    return value.to(like.dtype) if isinstance(value, Tensor) else value
+    """A scalar in the precision of the tensor that it is for, which torch's in-place operations insist on."""
+    return value.to(statistics_dtype(like.dtype)) if isinstance(value, Tensor) else value
 
 
-def _arrange(room: Tensor, t: Tensor) -> Tensor:
-    """The first elements of a flat room as a dense tensor in the shape and stride order of `t`."""
-    if t.is_contiguous():
-        return room[: t.numel()].view(t.shape)
-    strides, width = [0] * t.dim(), 1
-    for axis in sorted(range(t.dim()), key=t.stride):
-        strides[axis], width = width, width * t.shape[axis]
-    return room.as_strided(t.shape, strides)
+def _number(weight: Scalar) -> float:
+    return 1.0 if isinstance(weight, Tensor) else weight
+
+
+# ---- the backend ----------------------------------------------------------------------------------------------------
+
+
+def why_not(parameter: Parameter) -> str | None:
+    """Nothing is in the way: any tensor will do."""
+    return None
+
+
+def prepare(parameters: list[Parameter]) -> list[Work]:
+    """On a CPU a work for each parameter, which stays in the cache from walk to walk; elsewhere one for a device."""
+    works: list[Work] = []
+    devices: dict[object, list[Parameter]] = {}
+    for parameter in parameters:
+        together = parameter.shard is not None or parameter.settings.on_nonfinite == "raise"
+        if sums.on_host(parameter.x) or parameter.overlaps:
+            works.append(Work([parameter], together))
+        else:
+            devices.setdefault((parameter.x.device, together), []).append(parameter)
+    return works + [Work(members, members[0].shard is not None or key[1]) for key, members in devices.items()]  # type: ignore[index]
+
+
+class Work:
+    """Parameters that plain torch steps side by side."""
+
+    at_once = False
+
+    def __init__(self, parameters: list[Parameter], together: bool):
+        """Nothing is prepared before it is known which of them have a gradient."""
+        self.parameters, self.together = parameters, together
+        self.updates: list[Update] = []
+        self._present: list[int] = []
+        self._batches: list[Batch] = []
+        self._vectors: list[Vectors] = []
+        self._written: list[bool] = []
+
+    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool]) -> None:
+        """Take the gradients and compute the rates of this step."""
+        self.updates = [Update(p, g) for p, g in zip(self.parameters, grads, strict=True) if g is not None]
+        present = [i for i, g in enumerate(grads) if g is not None]
+        if present != self._present:
+            self._arrange(present)
+        self._written = [written[i] for i in present]
+        for batch in self._batches:
+            members = [self.updates[i] for i in batch.places]
+            batch.begin(members, settings[members[0].parameter.group])
+        for vectors in self._vectors:
+            vectors.begin([self.updates[i] for i in vectors.places])
+
+    def moments(self) -> None:
+        """First walk."""
+        for vectors in self._vectors:
+            vectors.moments()
+        for u in self._walked():
+            moments(u)
+
+    def admit(self) -> None:
+        """Decide which steps are taken."""
+        for batch in self._batches:
+            batch.admit()
+
+    def factors(self) -> None:
+        """R, C and 1/√V̂ of the steps that are taken."""
+        for u, written in zip(self.updates, self._written, strict=True):
+            if written and u.parameter.rounding == "kahan":
+                u.parameter.state["compensation"].zero_()  # of what was there before it was written over
+        self.updates = [u for batch in self._batches for u in batch.taken]
+        for u in self._factored():
+            factors(u)
+
+    def energy(self) -> None:
+        """Second walk."""
+        for vectors in self._vectors:
+            vectors.energy()
+        for u in self._walked():
+            energy(u)
+
+    def conclude(self) -> None:
+        """The length of each step."""
+        for batch in self._batches:
+            batch.conclude()
+
+    def apply_(self) -> None:
+        """Third walk."""
+        for vectors in self._vectors:
+            vectors.apply_()
+        for u in self._walked():
+            apply_(u)
+        for batch in self._batches:
+            batch.advance()
+
+    def step(self) -> None:
+        """Never called: `step.walk` leads from part to part."""
+        raise NotImplementedError
+
+    def end(self) -> list[Parameter]:
+        """Let go of the gradients."""
+        self.updates = []
+        for vectors in self._vectors:
+            vectors.end()
+        return [parameter for batch in self._batches for parameter in batch.end()]
+
+    def flush(self) -> None:
+        """Hand the figures to the traces."""
+        for batch in self._batches:
+            batch.flush()
+
+    def _arrange(self, present: list[int]) -> None:
+        """Put together what has the same settings, and small vectors on a device end to end."""
+        self.flush()
+        self._present, members = present, [self.parameters[i] for i in present]
+        groups: dict[int, list[int]] = {}
+        for place, parameter in enumerate(members):
+            groups.setdefault(parameter.group, []).append(place)
+        self._batches = [Batch(places, [members[i] for i in places]) for places in groups.values()]
+        self._vectors = [vectors for batch in self._batches for vectors in Vectors.of(batch, self.updates)]
+
+    def _walked(self) -> list[Update]:
+        """What is walked block by block: not small vectors, and not an empty shard."""
+        return [u for u in self._factored() if u.parameter.x.numel()]
+
+    def _factored(self) -> list[Update]:
+        laid = {id(parameter) for vectors in self._vectors for parameter in vectors.parameters}
+        return [u for u in self.updates if id(u.parameter) not in laid]

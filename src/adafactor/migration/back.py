@@ -51,7 +51,7 @@ def convert(ours: Any, target: str, shapes: Named | None) -> tuple[StateDict, li
 def _common(s: Settings, peer: str) -> None:
     for keyword, value, fine in (
         ("factored", s.factored, ("outer",)),
-        ("momentum", s.momentum, ("update",) if s.beta1 else ("update", "gradient")),
+        ("momentum_of", s.momentum_of, ("update",) if s.beta1 else ("update", "gradient")),
         ("beta2", s.beta2, (None,)),
     ):
         if value not in fine:

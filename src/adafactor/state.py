@@ -1,0 +1,138 @@
+"""A parameter's state: made, checked, and repaired when the model was moved, converted or given other settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adafactor import dtensor
+from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
+from adafactor.rounding import SIXTEEN_BIT
+from adafactor.settings import Settings
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+State = dict[str, Any]  # tensors, and what users put beside them
+
+
+def layout_of(p: Tensor, settings: Settings) -> Layout:
+    """Which axes of a parameter are factored under these settings."""
+    return layout(tuple(p.shape), settings.factored, settings.axes)
+
+
+def new_state(p: Tensor, shapes: Layout, settings: Settings) -> State:
+    """Make the state of a parameter that has taken no step."""
+    dtype = statistics_dtype(p.dtype)
+    state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
+    for key, shape in shapes.statistics.items():
+        if key == "full":
+            state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
+        elif dtensor.is_sharded(p):
+            summed = shapes.col_axis if key == "row" else shapes.row_axis
+            state[key] = dtensor.zeros(p, summed or 0, dtype)
+        else:
+            state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
+    _add_missing(state, p, settings)
+    return {key: value.detach() for key, value in state.items()}
+
+
+def complete(state: State, p: Tensor, shapes: Layout, settings: Settings, name: str) -> None:
+    """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
+    if not state:
+        state.update(new_state(p, shapes, settings))
+    check_shapes(state, shapes, name)
+    _add_missing(state, p, settings)
+    # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
+    for key, value in state.items():
+        wanted = {"step": STEP_DTYPE, "compensation": p.dtype}.get(key, statistics_dtype(p.dtype))
+        if isinstance(value, Tensor) and (value.dtype != wanted or value.device != p.device):
+            state[key] = value.to(p.device, wanted)
+
+
+def _add_missing(state: State, p: Tensor, settings: Settings) -> None:
+    """Buffers that a setting needs, also one that was switched on in mid-run."""
+    if settings.beta1 and "momentum" not in state:
+        state["momentum"] = torch.zeros_like(p, dtype=statistics_dtype(p.dtype)).detach()
+    if settings.rounding == "kahan" and p.dtype in SIXTEEN_BIT and "compensation" not in state:
+        state["compensation"] = torch.zeros_like(p).detach()
+
+
+def exchange(state: State, before: Layout, now: Layout, name: str) -> None:
+    """Follow a change of `axes` in mid-run: rows and columns may exchange their roles, nothing else may change.
+
+    The update of Algorithm 4 is the same for (row, column) and (column, row); R and C of a square matrix have one
+    shape, so that without this one would be taken for the other in silence.
+    """
+    if (before.row_axis, before.col_axis) == (now.row_axis, now.col_axis) or before.shape != now.shape:
+        return
+    if (before.row_axis, before.col_axis) != (now.col_axis, now.row_axis) or now.estimator != "outer":
+        raise ValueError(
+            f"axes of {name} changed in mid-run from {(before.row_axis, before.col_axis)} to "
+            f"{(now.row_axis, now.col_axis)}: its statistics are of other axes; only an exchange of the two is possible"
+        )
+    state["row"], state["col"] = state["col"], state["row"]
+
+
+def check_parameter(p: Tensor, name: str) -> None:
+    """Refuse what the optimizer cannot step."""
+    if hasattr(p, "_fsdp_flattened"):
+        raise ValueError(
+            f"{name} is a flat parameter of FSDP1, whose slices are not the model's matrices; use FSDP2 (fully_shard)"
+        )
+    if p.dtype not in FLOATS:
+        raise TypeError(
+            f"{name} has dtype {p.dtype}; Adafactor steps real floating-point parameters of 16, 32 or 64 bits only"
+        )
+
+
+def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
+    """Refuse a gradient that does not belong to its parameter or cannot be computed with."""
+    if dtensor.is_sharded(p) != dtensor.is_sharded(g):
+        raise TypeError(f"{name} is a {type(p).__name__}, but its gradient a {type(g).__name__}: shard both or none")
+    if isinstance(g, torch.masked.MaskedTensor):
+        raise TypeError(f"the gradient of {name} is a MaskedTensor; use its data, e.g. p.grad = p.grad.to_tensor(0)")
+    if g.layout != torch.strided:
+        raise TypeError(f"the gradient of {name} is sparse ({g.layout}); make the layer dense (e.g. sparse=False)")
+    if g.shape != p.shape:
+        raise ValueError(f"{name} of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: was it replaced?")
+    if g.dtype not in FLOATS:
+        raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only floating-point gradients are supported")
+
+
+def check_shapes(state: State, shapes: Layout, name: str) -> None:
+    """Refuse a state that is not of a parameter of this shape and these settings."""
+    for key, shape in shapes.statistics.items():
+        has = _shape(state, key, name)
+        if has != shape:
+            raise ValueError(
+                f"{name} of shape {shapes.shape} needs a state {key!r} of shape {shape}, but the state has "
+                f"{'none' if has is None else has}: the groups are in another order, or `factored` or `axes` changed"
+            )
+    for key in ("momentum", "compensation"):
+        has = _shape(state, key, name)
+        if has is not None and has != shapes.shape:
+            raise ValueError(f"{name} of shape {shapes.shape} has a {key} of shape {has}")
+
+
+def check_loaded(state: State, shapes: Layout, name: str) -> None:
+    """Refuse what a state dict holds for a parameter before any of it is loaded."""
+    check_shapes(state, shapes, name)
+    try:
+        step = torch.as_tensor(state["step"])
+        count = float(step) if step.numel() == 1 else math.nan
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        count = math.nan
+    if not (count >= 0 and count.is_integer()):
+        raise ValueError(
+            f"the state of {name} has step={state.get('step')!r}; it must be one whole number that is not negative"
+        )
+
+
+def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
+    if key not in state:
+        return None
+    if not hasattr(state[key], "shape"):
+        raise ValueError(f"the state {key!r} of {name} is a {type(state[key]).__name__}; it must be a tensor")
+    return tuple(state[key].shape)

@@ -1,0 +1,65 @@
+"""Sums in plain torch whose bits do not depend on the number of threads, and whose range is that of double.
+
+Torch cuts a long sum between its threads, so that its last digits depend on how many there are. Each sum here is made
+of many of fixed length, which one thread takes whole, and these are added in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from adafactor.equations import Scalar
+from adafactor.layout import statistics_dtype, sum_dtype
+
+ROW = 1024  # elements that one thread adds up alone
+SERIAL = 2**15  # torch adds up this many, or fewer, with one thread
+PARTS = 64  # of an axis: more than there are threads, so that torch deals out whole parts
+
+
+def on_host(t: Tensor) -> bool:
+    """Whether the host can read a tensor without waiting for a device. A subclass may have nothing to read."""
+    return t.is_cpu and type(t) in (Tensor, torch.nn.Parameter)
+
+
+def sum_along(q: Tensor, axis: int) -> Tensor:
+    """Σ over one axis, as float64 where the device has it."""
+    if not q.is_cpu or q.numel() <= SERIAL:
+        return q.sum(axis).to(sum_dtype(q.device))
+    length = -(-q.shape[axis] // PARTS)
+    whole = q.shape[axis] // length * length
+    parts = q.narrow(axis, 0, whole).unflatten(axis, (-1, length)).sum(axis + 1).to(torch.float64)
+    while parts.shape[axis] > 1:  # in pairs: elementwise additions come out the same however they are cut
+        half, odd = divmod(parts.shape[axis], 2)
+        pairs = parts.narrow(axis, 0, half) + parts.narrow(axis, half, half)
+        parts = torch.cat([pairs, parts.narrow(axis, 2 * half, 1)], axis) if odd else pairs
+    total = parts.squeeze(axis)
+    return total if whole == q.shape[axis] else total + sum_along(q.narrow(axis, whole, q.shape[axis] - whole), axis)
+
+
+def sum_of_squares(flat: Tensor) -> Scalar:
+    """Σ of the squares of a vector: a number, or a 0-d tensor where reading it would make the host wait.
+
+    Squares leave float32 above 1.8e19 and below 1e-19, and their sums sooner: then they are taken in double.
+    """
+    if not on_host(flat):
+        return vector_norm(flat, dtype=sum_dtype(flat.device)).square()
+    total = _sum_of_rows(flat)
+    if flat.dtype != torch.float64 and not (math.isfinite(total) and total > flat.numel() * 1e-30):
+        total = _sum_of_rows(flat.double())
+    return total
+
+
+def in_memory_order(t: Tensor) -> Tensor:
+    """The elements of a tensor as a vector in the order of memory: a view, or a copy of a tensor with gaps."""
+    return t.permute(sorted(range(t.dim()), key=t.stride, reverse=True)).reshape(-1)
+
+
+def _sum_of_rows(flat: Tensor) -> float:
+    whole = flat.numel() // ROW * ROW
+    rows, rest, dtype = flat[:whole].view(-1, ROW), flat[whole:], statistics_dtype(flat.dtype)
+    norms = [vector_norm(rows, dim=1, dtype=dtype), vector_norm(rest, dtype=dtype).view(1)]
+    return float(torch.cat(norms).double().square().sum())
