@@ -20,12 +20,12 @@ from adafactor.layout import layout
 from adafactor.planning import PRESETS, SETTINGS, plan_shards, shapes_of, sizes
 from adafactor.planning.models import Weight, find, of_module
 from adafactor.planning.ours import BLOCK_BYTES, compiled_vectors
-from adafactor.planning.presets import llama
 from adafactor.planning.setting import FLOAT, SHORT
+from adafactor.shapes import llama
 from adafactor.traffic import fully_sharded
 from studies.plan import NOT_HERE, OURS, Training, peak_bytes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HERE = [key for key in SETTINGS if key not in NOT_HERE]
 MODELS = {
     "vectors, matrices, a scalar": [(7,), (12, 5), (), (1, 9), (9, 1), (5000,)],
@@ -144,7 +144,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from adafactor import Adafactor
-from tests.test_planning import cut_model
+from tests.tools.test_planning import cut_model
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 model = fully_shard(cut_model(), mesh=init_device_mesh("cpu", (4,)))
 optimizer = Adafactor(model.parameters(), beta1=0.9)

@@ -9,7 +9,7 @@ from torch import Tensor
 from adafactor import Adafactor
 from adafactor.kernels import eager
 from studies.temporaries import Largest
-from tests.test_nonfinite import KEYWORDS
+from tests.step.test_nonfinite import KEYWORDS
 
 
 def test_a_step_asks_nothing_of_a_device() -> None:
