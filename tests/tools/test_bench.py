@@ -260,5 +260,7 @@ def test_the_optimizer_imports_no_benchmark_and_help_needs_torch_alone() -> None
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_results() -> None:
     text = (ROOT / "docs" / "performance.md").read_text()
-    for name, shown in re.findall(r"<!-- from (\S+) -->\n(.*?)<!-- end -->", text, flags=re.S):
+    found = re.findall(r"<!-- from (\S+) -->\n(.*?)<!-- end -->", text, flags=re.S)
+    assert found
+    for name, shown in found:
         assert shown.strip() == present.markdown(results.load(ROOT / name)).strip(), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import html
 import importlib.util
 import json
 import subprocess
@@ -213,10 +214,15 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert long.count("█") == long.count("▒") == long.count("░") == long.count("▚") == 20
 
 
-def test_a_plot_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plan("gpt2", budget="2GiB", shards=2).plot(tmp_path / "bars.png")
+def test_a_plot_is_a_picture_of_every_line(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    bill = plan("gpt2", budget="2GiB", shards=2)
+    bill.plot(tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        bill.plot(tmp_path / "bars.svg")
+    text = (tmp_path / "bars.svg").read_text()
+    assert len(bill.lines) > 10 and all(html.escape(line.label, quote=False) in text for line in bill.lines)
 
 
 @pytest.mark.parametrize(
