@@ -1,1 +1,1 @@
-"""The paper's experiments on real English-German translation; start with ``python -m lab --help``."""
+"""The paper's experiments on real English-German translation; start with `python -m lab --help`."""

@@ -1,4 +1,4 @@
-"""The command line: ``python -m lab --help``."""
+"""The command line: `python -m lab --help`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import commands
-from .corpus import PARTS
-from .presets import SCALES
-from .table import ROWS, TABLE_3
+from lab import commands
+from lab.corpus import PARTS
+from lab.presets import SCALES
+from lab.table import ROWS, TABLE_3
 
 
 def main() -> int:

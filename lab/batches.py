@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .clean import Pair
-from .vocabulary import BEGIN, END, PAD, Vocabulary
+from lab.clean import Pair
+from lab.vocabulary import BEGIN, END, PAD, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Batches:
     """An endless stream of training batches."""
 
     def __init__(self, pairs: list[Pair], vocabulary: Vocabulary, tokens: int, longest: int = 80) -> None:
-        """Encode the pairs; ``tokens`` bounds the padded tokens of a batch on either side.
+        """Encode the pairs; `tokens` bounds the padded tokens of a batch on either side.
 
-        Pairs with a side longer than ``longest`` subwords are left out.
+        Pairs with a side longer than `longest` subwords are left out.
         """
         sources = vocabulary.encode([pair.english for pair in pairs])
         targets = vocabulary.encode([pair.german for pair in pairs])
@@ -47,7 +47,7 @@ class Batches:
         self._tokens = tokens
 
     def stream(self, seed: int, start: int = 0) -> Iterator[Batch]:
-        """Batches from number ``start`` on, which is how a resumed run continues."""
+        """Batches from number `start` on, which is how a resumed run continues."""
         epoch = 0
         while True:
             plan = self._plan(np.random.default_rng([seed, epoch]))

@@ -71,7 +71,7 @@ class Chart:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two values, about ``count`` of them."""
+    """Round numbers between two values, about `count` of them."""
     raw = (high - low) / count
     size = 10 ** math.floor(math.log10(raw))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)

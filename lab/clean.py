@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .sources import Aligned
+from lab.sources import Aligned
 
 
 @dataclass(frozen=True)

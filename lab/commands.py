@@ -1,4 +1,4 @@
-"""What each command of ``python -m lab`` does."""
+"""What each command of `python -m lab` does."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Display
 from safetensors.torch import load_model
 
-from . import corpus as corpora
-from . import experiments, vocabulary
-from .corpus import PARTS, Corpus, OwnFiles
-from .decode import translate
-from .files import LockedError, write_text
-from .model import Shape, Transformer
-from .pool import RECORDS, find_record, record_path, run_missing, summary
-from .presets import SCALES, Job, untied
-from .report import render
-from .sharded import Ranks
-from .train import Options, Progress, read_record, run, run_folder
+from lab import corpus as corpora
+from lab import experiments, vocabulary
+from lab.corpus import PARTS, Corpus, OwnFiles
+from lab.decode import translate
+from lab.files import LockedError, write_text
+from lab.model import Shape, Transformer
+from lab.pool import RECORDS, find_record, record_path, run_missing, summary
+from lab.presets import SCALES, Job, untied
+from lab.report import render
+from lab.sharded import Processes
+from lab.train import Options, Progress, read_record, run, run_folder
 
 DEMO_SENTENCES = (
     "This package contains the documentation.",
@@ -56,23 +56,23 @@ def run_one(arguments: argparse.Namespace) -> int:
         scale = untied(scale, arguments.embedding)
     job = Job(arguments.row, scale, arguments.warmup, arguments.seed, arguments.multiplier, _corpus_label(corpus))
     records = arguments.records or cache / "records"
-    ranks = Ranks()
-    if arguments.again and ranks.leader:
+    processes = Processes()
+    if arguments.again and processes.leader:
         shutil.rmtree(run_folder(job, cache), ignore_errors=True)
-    ranks.wait()
-    bar, tensorboard = ranks.leader and not arguments.quiet, ranks.leader and arguments.tensorboard
+    processes.wait()
+    bar, tensorboard = processes.leader and not arguments.quiet, processes.leader and arguments.tensorboard
     show = _Shown(job, cache, bar, tensorboard)
-    options = Options(cache, arguments.checkpoint_seconds, arguments.device, show, ranks=ranks)
+    options = Options(cache, arguments.checkpoint_seconds, arguments.device, show, processes=processes)
     try:
         with show:
             record = run(job, corpus, options)
     except LockedError as error:
         print(f"{error}; nothing done.")
         return 1
-    if ranks.leader:
+    if processes.leader:
         write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
         print(summary(record))
-    ranks.leave()
+    processes.leave()
     return 0
 
 
@@ -147,7 +147,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 def precision_runs(arguments: argparse.Namespace) -> int:
     """Run what is missing of the experiment on bfloat16 weights in this one process, or show what is there."""
-    from . import precision
+    from lab import precision
 
     records = arguments.records or RECORDS
     if arguments.render:
@@ -249,7 +249,7 @@ def _translator(folder: Path, corpus: Corpus, cache: Path) -> Callable[[str], st
 
 def throughput(arguments: argparse.Namespace) -> int:
     """Compare training speed with torch.nn.Transformer."""
-    from .throughput import compare
+    from lab.throughput import compare
 
     torch.set_num_threads(1)
     ours, theirs = compare(SCALES[arguments.scale], _corpus(arguments), _cache(arguments), arguments.steps)

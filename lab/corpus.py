@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import generated
-from .clean import Pair, clean
-from .fetch import FetchError, fetch
-from .files import locked, write_text
-from .sources import read_all
-from .split import split
+from lab import generated
+from lab.clean import Pair, clean
+from lab.fetch import FetchError, fetch
+from lab.files import locked, write_text
+from lab.sources import read_all
+from lab.split import split
 
 PARTS = ("train", "dev", "test")
 HELD_OUT_SIZES = {"dev": 1000, "test": 2000}
@@ -52,7 +52,7 @@ class OwnFiles:
 
 
 def cache_folder() -> Path:
-    """``$ADAFACTOR_LAB_CACHE``, else a folder in the user's cache."""
+    """`$ADAFACTOR_LAB_CACHE`, else a folder in the user's cache."""
     given = os.environ.get("ADAFACTOR_LAB_CACHE")
     if given:
         return Path(given).expanduser().resolve()
@@ -60,7 +60,7 @@ def cache_folder() -> Path:
 
 
 def load(name: str, cache: Path, own: OwnFiles | None = None) -> Corpus:
-    """The corpus called ``debian``, ``generated`` or ``own``; Debian's is built on the first call.
+    """The corpus called `debian`, `generated` or `own`; Debian's is built on the first call.
 
     Raises:
         FetchError: Debian's corpus is not in the cache and cannot be fetched here.
@@ -81,7 +81,7 @@ def load(name: str, cache: Path, own: OwnFiles | None = None) -> Corpus:
 
 
 def load_or_generated(name: str, cache: Path, own: OwnFiles | None = None) -> Corpus:
-    """As ``load``, but where Debian's corpus cannot be had, say so and take the generated task."""
+    """As `load`, but where Debian's corpus cannot be had, say so and take the generated task."""
     try:
         return load(name, cache, own)
     except FetchError as error:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batches import pad
-from .model import Layer, Transformer
-from .vocabulary import BEGIN, END, PAD, Vocabulary
+from lab.batches import pad
+from lab.model import Layer, Transformer
+from lab.vocabulary import BEGIN, END, PAD, Vocabulary
 
 
 def penalty(length: int, alpha: float) -> float:
@@ -45,7 +45,7 @@ class Stepper:
         return F.log_softmax(self.model.logits(self.model.decoder_norm(x[:, 0])), dim=-1)
 
     def keep(self, rows: Tensor, sentences: Tensor) -> None:
-        """Go on with hypotheses ``rows`` (of B·K), which belong to ``sentences`` (of B)."""
+        """Go on with hypotheses `rows` (of B·K), which belong to `sentences` (of B)."""
         self.mask = self.mask[sentences]
         for cache in self.caches:
             cache.memory = (cache.memory[0][sentences], cache.memory[1][sentences])
@@ -70,7 +70,7 @@ def beam_search(
     """Translate sources (B, S) into the ids of the best finished hypothesis each, without marks.
 
     A sentence is done when no open hypothesis can still beat its best finished one: log-probabilities only
-    fall, so an open one can reach at most its present score under the largest penalty. ``longest`` bounds the
+    fall, so an open one can reach at most its present score under the largest penalty. `longest` bounds the
     translation's tokens, end mark included; the default is 1.5 times the source's and 10 more. A sentence
     that never ends within it gets its best open hypothesis.
     """

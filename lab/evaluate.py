@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from sacrebleu.metrics.bleu import BLEU
 
-from .batches import make_batch
-from .clean import Pair
-from .decode import translate
-from .model import Transformer
-from .vocabulary import END, PAD, Vocabulary
+from lab.batches import make_batch
+from lab.clean import Pair
+from lab.decode import translate
+from lab.model import Transformer
+from lab.vocabulary import END, PAD, Vocabulary
 
 
 @torch.inference_mode()

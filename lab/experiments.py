@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .presets import SCALES, Job, Scale, untied
-from .table import TABLE_2, TABLE_3
+from lab.presets import SCALES, Job, Scale, untied
+from lab.table import TABLE_2, TABLE_3
 
 SWEEP_ROWS = ("A", "B", "C", "H", "J", "K", "L", "N", "O", "P")
 # Of the paper's step size, in factors of about 3 from well below the best to clear failure.

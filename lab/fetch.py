@@ -39,7 +39,7 @@ class RawFiles:
 
 
 def fetch(folder: Path) -> RawFiles:
-    """Download and unpack the three sources below ``folder``; what is already there is kept."""
+    """Download and unpack the three sources below `folder`; what is already there is kept."""
     files = RawFiles(
         help_en=folder / "unpacked/usr/share/libreoffice/help/en-US/text",
         help_de=folder / "unpacked/usr/share/libreoffice/help/de/text",

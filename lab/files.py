@@ -15,9 +15,9 @@ class LockedError(RuntimeError):
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` fill a file beside ``path``, then move it there in one step.
+    """Let `write` fill a file beside `path`, then move it there in one step.
 
-    Whoever reads ``path`` sees the old file or the new one, even when this process is killed in between.
+    Whoever reads `path` sees the old file or the new one, even when this process is killed in between.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -35,10 +35,10 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``; the kernel frees it when the process ends in any way.
+    """Hold an exclusive lock on `path`; the kernel frees it when the process ends in any way.
 
     Raises:
-        LockedError: ``wait`` is False and another process holds the lock.
+        LockedError: `wait` is False and another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from .clean import Pair
+from lab.clean import Pair
 
 _ONES_EN = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()  # noqa: E501
 _ONES_DE = "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn".split()  # noqa: E501
@@ -117,7 +117,7 @@ def _price(draw: random.Random) -> tuple[str, str]:
 
 
 def pairs(count: int, seed: int) -> list[Pair]:
-    """``count`` different pairs, the same for the same seed."""
+    """`count` different pairs, the same for the same seed."""
     draw = random.Random(seed)
     kinds = {"number": _count, "date": _date, "time": _time, "price": _price}
     found: dict[str, Pair] = {}

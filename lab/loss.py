@@ -41,6 +41,6 @@ class SmoothedCrossEntropy(torch.autograd.Function):
 
 
 def smoothed_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """The label-smoothed loss of outputs x (N, d) before the softmax of ``weight`` (V, d)."""
+    """The label-smoothed loss of outputs x (N, d) before the softmax of `weight` (V, d)."""
     loss: Tensor = SmoothedCrossEntropy.apply(x, weight, target, smoothing)
     return loss

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .loss import smoothed_cross_entropy
-from .vocabulary import PAD
+from lab.loss import smoothed_cross_entropy
+from lab.vocabulary import PAD
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ Pasts = tuple[Tensor, Tensor] | None
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """(B, T, parts·d) → ``parts`` tensors of (B, heads, T, d/heads)."""
+    """(B, T, parts·d) → `parts` tensors of (B, heads, T, d/heads)."""
     batch, length, _ = x.shape
     return x.view(batch, length, parts, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -72,7 +72,7 @@ class SelfAttention(nn.Module):
         return out
 
     def extend(self, x: Tensor, past: Pasts) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One more position x (B, 1, d) after ``past`` keys and values: its output, and the new past."""
+        """One more position x (B, 1, d) after `past` keys and values: its output, and the new past."""
         query, key, value = split_heads(self.inputs(x), 3, self.heads)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
@@ -120,7 +120,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer of the encoder or, with attention to the ``other`` sequence, of the decoder."""
+    """One layer of the encoder or, with attention to the `other` sequence, of the decoder."""
 
     other: CrossAttention
 
@@ -136,7 +136,7 @@ class Layer(nn.Module):
         self.dropout = shape.dropout
 
     def residual(self, index: int, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A sublayer around which the input goes unchanged; ``index`` picks its norm."""
+        """A sublayer around which the input goes unchanged; `index` picks its norm."""
         norm = self.norms[index]
         if self.pre:
             return x + F.dropout(function(norm(x)), self.dropout, self.training)
@@ -146,7 +146,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, own: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """(B, T, d) → (B, T, d); ``own`` and ``other`` are the attentions bound to their masks or caches."""
+        """(B, T, d) → (B, T, d); `own` and `other` are the attentions bound to their masks or caches."""
         x = self.residual(0, x, own)
         if other is not None:
             x = self.residual(1, x, other)
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
         self.positions: Tensor
 
     def embed(self, ids: Tensor, start: int = 0) -> Tensor:
-        """(B, T) ids → (B, T, d), with positions from ``start``."""
+        """(B, T) ids → (B, T, d), with positions from `start`."""
         x = F.embedding(ids, self.embedding) * self.multiplier + self.positions[start : start + ids.shape[1]]
         return F.dropout(x, self.shape.dropout, self.training)
 
@@ -197,7 +197,7 @@ class Transformer(nn.Module):
         return out
 
     def layers(self, part: str) -> list[Layer]:
-        """The layers of the ``encoder`` or the ``decoder``."""
+        """The layers of the `encoder` or the `decoder`."""
         return [layer for layer in getattr(self, part) if isinstance(layer, Layer)]
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from .presets import Job
-from .train import read_record, run_folder
+from lab.presets import Job
+from lab.train import read_record, run_folder
 
 PROCESSES = 2
 RECORDS = Path(__file__).parent / "records"

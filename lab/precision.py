@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from adafactor import Adafactor
-
-from . import train
-from .batches import Batches
-from .corpus import Corpus
-from .files import write_text
-from .model import Layer, Transformer
-from .presets import SCALES, Job, Scale
-from .results import Record
-from .train import Options, Trainer, run_folder
+from lab import train
+from lab.batches import Batches
+from lab.corpus import Corpus
+from lab.files import write_text
+from lab.model import Layer, Transformer
+from lab.presets import SCALES, Job, Scale
+from lab.results import Record
+from lab.train import Options, Trainer, run_folder
 
 SCALE = replace(SCALES["mini"], name="precision", dev=0)
 TUNING_STEPS = 400
@@ -112,7 +111,7 @@ class PrecisionTrainer(Trainer):
     job: PrecisionJob
 
     def __init__(self, job: PrecisionJob, corpus: Corpus, options: Options, weights: Path | None = None) -> None:
-        """Build everything from the job's seed, or from ``weights`` if the job is a fine-tuning."""
+        """Build everything from the job's seed, or from `weights` if the job is a fine-tuning."""
         super().__init__(job, corpus, options)
         if job.domain:
             assert weights is not None
@@ -286,6 +285,6 @@ def _mean_curve(curves: list[list[list[float]]]) -> list[float]:
 
 
 def _smooth(values: list[float], width: int = 7) -> list[float]:
-    """Means over ``width`` points around each, fewer at the ends."""
+    """Means over `width` points around each, fewer at the ends."""
     half = width // 2
     return [mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .model import Shape
-from .table import ROWS, Row
+from lab.model import Shape
+from lab.table import ROWS, Row
 
 
 @dataclass(frozen=True)
 class Scale:
     """Model, data and length of a run.
 
-    The paper's step size is best for its own model and batch. A smaller scale multiplies it: ``adaptive`` for
-    the rows with α = 0.1·s, ``relative`` for those with ρ = s. SGD has its own multipliers in the table.
+    The paper's step size is best for its own model and batch. A smaller scale multiplies it: `adaptive` for
+    the rows with α = 0.1·s, `relative` for those with ρ = s. SGD has its own multipliers in the table.
     """
 
     name: str

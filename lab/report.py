@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from html import escape
 
-from . import results
-from .charts import Chart, Line, ticks
-from .experiments import FIGURE_ROWS, SWEEP_ROWS
-from .presets import SCALES
-from .results import Record
-from .style import STYLE
-from .table import ROWS, TABLE_2, TABLE_3
+from lab import results
+from lab.charts import Chart, Line, ticks
+from lab.experiments import FIGURE_ROWS, SWEEP_ROWS
+from lab.presets import SCALES
+from lab.results import Record
+from lab.style import STYLE
+from lab.table import ROWS, TABLE_2, TABLE_3
 
 Cells = list[str]
 
@@ -33,7 +33,7 @@ def render(records: list[Record]) -> str:
 
 
 def _table(heads: Cells, rows: list[Cells], words: int = 1) -> str:
-    """A table; the first ``words`` columns are text, the others numbers."""
+    """A table; the first `words` columns are text, the others numbers."""
     head = "".join(f"<th>{name}</th>" for name in heads)
     lines = []
     for row in rows:

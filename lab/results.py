@@ -10,7 +10,7 @@ Record = dict[str, Any]
 
 
 def select(records: Iterable[Record], scale: str, tied: bool = True, **wanted: Any) -> list[Record]:
-    """The records of a scale whose configuration has the wanted values (``row`` by its name)."""
+    """The records of a scale whose configuration has the wanted values (`row` by its name)."""
     found = []
     for record in records:
         config = record["config"]

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .batches import Batch
-from .vocabulary import PAD
+from lab.batches import Batch
+from lab.vocabulary import PAD
 
 
-class Ranks:
+class Processes:
     """The processes that torchrun started, seen from one of them; alone, it changes nothing."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fetch import RawFiles
+from lab.fetch import RawFiles
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def read_descriptions(english: Path, german: Path) -> Iterator[Aligned]:
 
 
 def package_family(package: str) -> str:
-    """The word packages of one origin share: ``libfoo2-dev`` and ``foo-doc`` are both ``foo``."""
+    """The word packages of one origin share: `libfoo2-dev` and `foo-doc` are both `foo`."""
     match = _FAMILY.match(package)
     return match[1] if match else package
 

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
-from .clean import Pair, words
+from lab.clean import Pair, words
 
 HELD_OUT = 0.07  # of the documents; a third of them for dev, the rest for test
 GRAM = 4
@@ -27,7 +27,7 @@ def full_sentence(pair: Pair) -> bool:
 
 
 def split(pairs: list[Pair], sizes: dict[str, int]) -> dict[str, list[Pair]]:
-    """Train, dev and test; dev and test are drawn down to ``sizes`` in hash order."""
+    """Train, dev and test; dev and test are drawn down to `sizes` in hash order."""
     parts: dict[str, list[Pair]] = {"train": [], "dev": [], "test": []}
     for pair in pairs:
         parts[place(pair)].append(pair)

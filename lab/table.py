@@ -80,7 +80,7 @@ PAPER_STEPS = 100_000
 
 
 def schedule(step: int, steps: int, warmup: bool) -> float:
-    """The paper's sₜ, compressed in time from 100,000 steps to ``steps``; ``step`` counts from 1.
+    """The paper's sₜ, compressed in time from 100,000 steps to `steps`; `step` counts from 1.
 
     With warm-up min(10⁻⁶·t, 1/√t), without min(10⁻², 1/√t): in both the knee is at a tenth of the run.
     """

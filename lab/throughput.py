@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import vocabulary
-from .batches import Batch, Batches
-from .corpus import Corpus
-from .model import Shape, Transformer, sinusoids
-from .presets import Scale
-from .train import keep_freed_memory
-from .vocabulary import PAD
+from lab import vocabulary
+from lab.batches import Batch, Batches
+from lab.corpus import Corpus
+from lab.model import Shape, Transformer, sinusoids
+from lab.presets import Scale
+from lab.train import keep_freed_memory
+from lab.vocabulary import PAD
 
 
 class Reference(nn.Module):

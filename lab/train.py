@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 
-from . import vocabulary
-from .batches import Batch, Batches
-from .corpus import Corpus
-from .evaluate import bleu, held_out_loss
-from .files import locked, write_atomically, write_text
-from .model import Transformer
-from .presets import Job
-from .sharded import Ranks
-from .table import make_optimizer, schedule, state_bytes
+from lab import vocabulary
+from lab.batches import Batch, Batches
+from lab.corpus import Corpus
+from lab.evaluate import bleu, held_out_loss
+from lab.files import locked, write_atomically, write_text
+from lab.model import Transformer
+from lab.presets import Job
+from lab.sharded import Processes
+from lab.table import make_optimizer, schedule, state_bytes
 
 WATCHED = "decoder.0.feed_forward.widen.weight"  # the matrix whose RMS(U) is recorded (Figure 1)
 CURVE_POINTS = 100
@@ -57,8 +57,7 @@ class Options:
     checkpoint_seconds: float = 30.0
     device: str = "cpu"
     on_progress: Callable[[Progress], None] = lambda progress: None
-    tensorboard: bool = False
-    ranks: Ranks = field(default_factory=Ranks)
+    processes: Processes = field(default_factory=Processes)
 
 
 def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Trainer] | None = None) -> dict[str, Any]:
@@ -69,20 +68,20 @@ def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Tr
     Raises:
         LockedError: another process works on the same job now.
     """
-    folder, ranks = run_folder(job, options.cache), options.ranks
-    with locked(folder / "lock", wait=False) if ranks.leader else nullcontext():
+    folder, processes = run_folder(job, options.cache), options.processes
+    with locked(folder / "lock", wait=False) if processes.leader else nullcontext():
         finished = read_record(folder / "record.json", job)
-        ranks.wait()
+        processes.wait()
         if finished is not None:
             return finished
-        if ranks.leader:
+        if processes.leader:
             write_text(folder / "config.json", json.dumps(job.config(), indent=1))
         keep_freed_memory()
         trainer = (trainer_of or Trainer)(job, corpus, options)
         trainer.resume()
         trainer.train()
         trainer.gather()
-        if not ranks.leader:
+        if not processes.leader:
             return {}
         save_weights(trainer.model, folder / "weights.safetensors")
         record = trainer.record()
@@ -119,8 +118,8 @@ class Trainer:
         self.model = Transformer(job.scale.shape, len(self.vocabulary)).to(self.device)
         self.progress = Progress()
         self.initial_loss = self._dev_loss()
-        self.ranks = options.ranks
-        self.ranks.shard(self.model)
+        self.processes = options.processes
+        self.processes.shard(self.model)
         self.optimizer = make_optimizer(job.settings, self.model.named_parameters())
 
     def resume(self) -> None:
@@ -131,7 +130,7 @@ class Trainer:
         saved = torch.load(path, map_location=self.device, weights_only=True)
         if saved["config"] != json.dumps(self.job.config()):
             return
-        self.ranks.load(self.model, saved["model"])
+        self.processes.load(self.model, saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["generator"].cpu())
         if self.device.type == "cuda":
@@ -150,7 +149,9 @@ class Trainer:
             now = time.monotonic()
             self.progress.seconds = before + now - began
             self.options.on_progress(self.progress)
-            (due,) = self.ranks.mean(float(self.ranks.leader and now - saved >= self.options.checkpoint_seconds))
+            (due,) = self.processes.mean(
+                float(self.processes.leader and now - saved >= self.options.checkpoint_seconds)
+            )
             if due:
                 self.checkpoint()
                 saved = time.monotonic()
@@ -162,9 +163,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad()
-        mine, weight = self.ranks.share(batch)
+        mine, weight = self.processes.share(batch)
         loss = self.model.loss(mine.source, mine.target_in, mine.target_out, self.job.scale.smoothing) * weight
-        progress.losses += self.ranks.mean(loss.item())
+        progress.losses += self.processes.mean(loss.item())
         progress.tokens += batch.tokens
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
         if not progress.diverged:
@@ -187,19 +188,19 @@ class Trainer:
         """Save all that decides how the run goes on, in one step."""
         state = {
             "config": json.dumps(self.job.config()),
-            "model": self.ranks.whole(self.model.state_dict()),
-            "optimizer": self.ranks.whole(self.optimizer.state_dict()),
+            "model": self.processes.whole(self.model.state_dict()),
+            "optimizer": self.processes.whole(self.optimizer.state_dict()),
             "generator": torch.get_rng_state(),
             "device_generator": torch.cuda.get_rng_state() if self.device.type == "cuda" else torch.empty(0),
             "progress": vars(self.progress),
         }
-        if self.ranks.leader:
+        if self.processes.leader:
             write_atomically(self.folder / "checkpoint.pt", lambda stream: torch.save(state, stream))
 
     def gather(self) -> None:
         """End of training: the whole model on every process, to evaluate and to save."""
-        if self.ranks.size > 1:
-            weights = self.ranks.whole(self.model.state_dict())
+        if self.processes.size > 1:
+            weights = self.processes.whole(self.model.state_dict())
             self.model = Transformer(self.job.scale.shape, len(self.vocabulary)).to(self.device)
             self.model.load_state_dict(weights)
 
@@ -246,7 +247,7 @@ def has_diverged(losses: list[float], initial: float) -> bool:
 
 
 def thin(values: list[float], every: bool = False) -> list[list[float]]:
-    """At most CURVE_POINTS pairs of (step, value): means of stretches or, if ``every``, single values."""
+    """At most CURVE_POINTS pairs of (step, value): means of stretches or, if `every`, single values."""
     stretch = max(1, math.ceil(len(values) / CURVE_POINTS))
     points = []
     for start in range(0, len(values), stretch):

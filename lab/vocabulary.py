@@ -7,8 +7,8 @@ from pathlib import Path
 
 import sentencepiece
 
-from .corpus import Corpus
-from .files import locked, write_atomically
+from lab.corpus import Corpus
+from lab.files import locked, write_atomically
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 
@@ -34,7 +34,7 @@ class Vocabulary:
 
 
 def train(corpus: Corpus, size: int, cache: Path) -> Vocabulary:
-    """The vocabulary of ``size`` byte-pair subwords for a corpus, from the cache or trained now."""
+    """The vocabulary of `size` byte-pair subwords for a corpus, from the cache or trained now."""
     path = cache / "vocabulary" / f"{corpus.name}-{corpus.fingerprint()}-{size}.model"
     with locked(path.with_suffix(".lock")):
         if not path.exists():

@@ -1,18 +1,37 @@
-"""One Hypothesis profile for all (the machines that run this are shared, so no deadlines), and the two backends."""
+"""One Hypothesis profile for all (the machines that run this are shared, so no deadlines), and what tests share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 
 from adafactor import optimizer
 from adafactor.kernels import choose
+from tests import inside
 
 settings.register_profile("house", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("house")
 
+BACKENDS = ("eager", "cpu")
 
-@pytest.fixture(scope="module", params=["eager", "cpu"])
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--only-backend eager` is what `make quick` runs with."""
+    parser.addoption("--only-backend", choices=BACKENDS, help="of the tests that run with each backend, only these")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the other backends."""
+    only = config.getoption("--only-backend")
+    if only:
+        params = {item: getattr(item, "callspec", None) for item in items}
+        others = [item for item, spec in params.items() if spec and spec.params.get("backend", only) != only]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """What `backend="auto"` stands for: a module that uses this runs once with each."""
     name: str = request.param
@@ -21,3 +40,19 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
             optimizer, "choose", lambda asked, on_cpu=True: choose(name if asked == "auto" else asked, on_cpu)
         )
         yield name
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads, and puts it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Makes tensors of a test's size worth several threads, and forgets how they were cut."""
+    yield lambda size: inside.cut_into_units(monkeypatch, size)
+    monkeypatch.undo()
+    inside.forget_paths()

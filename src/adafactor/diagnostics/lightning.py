@@ -11,7 +11,7 @@ from adafactor.diagnostics.watch import Watch, check_every, check_sinks
 try:
     from lightning.pytorch.callbacks import Callback
 except ImportError:  # under its older name
-    from pytorch_lightning.callbacks import Callback  # type: ignore[assignment]
+    from pytorch_lightning.callbacks import Callback
 
 
 class ReportCallback(Callback):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels import cpu, paths, threads
+from adafactor.kernels import threads
+from tests import inside
 
 SHAPES = [(30, 20), (12,), (4, 5, 6), (64, 3)]
 Change = Callable[[Adafactor, list[Tensor]], None]
@@ -109,7 +110,7 @@ def test_a_change_between_steps_counts_from_the_next_step_on(change: str) -> Non
             if i == 4:
                 CHANGES[change](optimizer, params)
             optimizer.step()
-            standing.append(optimizer._standing)
+            standing.append(inside.prepared(optimizer))
         ends.append([p.detach().clone() for p in params])
         if backend == "auto":
             assert standing[3] is standing[0] is not None
@@ -122,14 +123,14 @@ def test_a_schedule_does_not_make_every_step_the_first() -> None:
     p = torch.randn(40, 30, requires_grad=True)
     optimizer = Adafactor([p], lr=0.1, lr_decay=None, backend="cpu")
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    fleets, looked = set(), []
+    kept, looked = set(), []
     for _ in range(5):
         p.grad = torch.randn(40, 30)
         optimizer.step()
         schedule.step()
-        fleets.add(optimizer._known[p].fleet)
-        looked.append(bool(optimizer._known[p].fleet.tables[0].jobs["looks"][0]))
-    assert len(fleets) == 1 and looked == [True, True, False, False, False]
+        kept.add(inside.prepared(optimizer))
+        looked.append(inside.read_squares(optimizer, p))
+    assert len(kept) == 1 and None not in kept and looked == [True, True, False, False, False]
 
 
 def test_a_step_that_fails_is_not_taken_for_the_last_one() -> None:
@@ -144,7 +145,7 @@ def test_a_step_that_fails_is_not_taken_for_the_last_one() -> None:
                 p.grad = p.grad.to_sparse()
                 with pytest.raises(TypeError, match="sparse"):
                     optimizer.step()
-                assert optimizer._standing is None
+                assert inside.prepared(optimizer) is None
             else:
                 optimizer.step()
         ends.append(p.detach())
@@ -152,27 +153,6 @@ def test_a_step_that_fails_is_not_taken_for_the_last_one() -> None:
 
 
 # ---- threads
-
-
-def test_many_threads_on_many_tensors_never_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More threads than cores, tensors shared and alone, for many steps."""
-    monkeypatch.setattr(paths, "UNIT", 256)
-    monkeypatch.setattr(cpu, "SMALL", 2000)
-    paths._path.cache_clear()
-    before, ends = torch.get_num_threads(), []
-    for count in (1, 2, 8):
-        torch.set_num_threads(count)
-        random = torch.Generator().manual_seed(0)
-        params = [torch.randn(8 + i, 3 * i + 1, generator=random).requires_grad_() for i in range(60)]
-        optimizer = Adafactor(params, backend="cpu", beta1=0.5)
-        for _ in range(25):
-            for p in params:
-                p.grad = torch.randn(p.shape, generator=random)
-            optimizer.step()
-        ends.append(params)
-    torch.set_num_threads(before)
-    paths._path.cache_clear()
-    assert all(torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other, strict=True))
 
 
 @pytest.fixture(params=[True, False], ids=["torch's threads", "threads of our own"])

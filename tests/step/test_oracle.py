@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from adafactor import Adafactor, schedules
-from adafactor.kernels import eager
-from tests import compare, oracle
+from tests import compare, inside, oracle
 from tests.compare import SHAPES, TOLERANCE, error, gradients, start, trained
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -31,7 +30,7 @@ def test_every_row_of_table_2_equals_the_oracle(row: oracle.Row, shape: tuple[in
 def test_cut_into_many_blocks_the_rows_still_equal_the_oracle(
     row: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eager, "BLOCK_CPU", 24)
+    inside.cut_into_blocks(monkeypatch, 24)
     axes = (2, 3) if len(shape) == 4 else None
     assert error(replace(oracle.TABLE_2[row], axes=axes), shape, dtype, steps=50) < TOLERANCE[dtype]
 

@@ -47,6 +47,11 @@ WRONG = [
     ("axes", (1, -1), ValueError, "two different axes"),
     ("maximize", "yes", ValueError, "True, False"),
     ("on_nonfinite", "warn", ValueError, "'skip', 'raise', 'ignore'"),
+    ("rounding", "up", ValueError, "'nearest', 'stochastic', 'kahan'"),
+    ("seed", -1, ValueError, "at least 0"),
+    ("seed", 2**64, ValueError, r"below 2\*\*64"),
+    ("seed", 0.5, TypeError, "integer"),
+    ("seed", True, TypeError, "integer"),
     ("backend", "cuda", ValueError, "'auto', 'eager'"),
 ]
 
@@ -76,10 +81,18 @@ def test_a_group_edited_wrongly_is_refused_before_anything_changes(name: str) ->
 
 def test_numbers_of_other_kinds_are_numbers() -> None:
     numpy = pytest.importorskip("numpy")
-    p = torch.ones(2, 3, requires_grad=True)
-    p.grad = torch.ones(2, 3)
-    Adafactor([p], lr=1, eps=[1e-30, 0], clip=numpy.float32(1.5), beta1=numpy.float64(0.5)).step()  # type: ignore[arg-type]
-    assert bool((p < 1).all())
+    ends = []
+    for keywords in (
+        {"lr": 1.0, "eps": (1e-30, 0.0), "clip": 1.5, "beta1": 0.5},
+        {"lr": 1, "eps": [1e-30, 0], "clip": numpy.float32(1.5), "beta1": numpy.float64(0.5)},
+    ):
+        p = torch.linspace(0.5, 1.5, 6).view(2, 3).requires_grad_()
+        optimizer = Adafactor([p], **keywords)
+        for _ in range(3):
+            p.grad = p.detach().flip(0)
+            optimizer.step()
+        ends.append(p.detach())
+    assert torch.equal(*ends) and bool((ends[0] < 1.5).all())
 
 
 def test_sparse_gradients_are_refused_before_anything_changes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels import cpu, eager, paths
 from adafactor.kernels.native.elements import exactly, random_word
 from adafactor.kernels.native.lines import put_stochastic
 from adafactor.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
+from tests import inside
 
 DRAWS = 100_000
 SHORT = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -239,16 +240,18 @@ def test_every_order_of_memory_rounds_the_same_element_alike() -> None:
 
 @EVERY
 def test_both_backends_and_any_number_of_threads_give_the_same_bits(
-    rounding: str, monkeypatch: pytest.MonkeyPatch
+    rounding: str,
+    threads: Callable[[int], None],
+    small_units: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With G = 1 all is exact but the rounding."""
-    monkeypatch.setattr(paths, "UNIT", 512)
-    paths._path.cache_clear()
-    before, results = torch.get_num_threads(), []
-    for backend, threads in [("eager", 1), ("cpu", 1), ("cpu", 2), ("cpu", 8)]:
-        torch.set_num_threads(threads)
-        for small in (0, 2**22):
-            monkeypatch.setattr(cpu, "SMALL", small)
+    small_units(512)
+    results = []
+    for backend, count in [("eager", 1), ("cpu", 1), ("cpu", 2), ("cpu", 8)]:
+        threads(count)
+        for alone in (0, 2**22):
+            inside.leave_to_one_thread(monkeypatch, alone)
             params = [torch.ones(s, dtype=torch.bfloat16, requires_grad=True) for s in [(300, 200), (5000,), (9, 8, 3)]]
             optimizer = Adafactor(
                 params, lr=2.0**-11, relative=False, lr_decay=None, rounding=rounding, backend=backend
@@ -258,8 +261,6 @@ def test_both_backends_and_any_number_of_threads_give_the_same_bits(
                     p.grad = torch.ones_like(p)
                 optimizer.step()
             results.append(torch.cat([p.detach().flatten() for p in params]))
-    torch.set_num_threads(before)
-    paths._path.cache_clear()
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -272,7 +273,7 @@ def test_blocks_of_plain_torch_number_their_elements_in_the_whole(monkeypatch: p
         return p.detach()
 
     whole = run()
-    monkeypatch.setattr(eager, "BLOCK_CPU", 64)
+    inside.cut_into_blocks(monkeypatch, 64)
     assert torch.equal(whole, run())
     assert torch.equal(elements((2, 3), (4, 7), (1, 2), torch.device("cpu")), torch.tensor([[9, 10, 11], [16, 17, 18]]))
 
@@ -281,16 +282,13 @@ def test_blocks_of_plain_torch_number_their_elements_in_the_whole(monkeypatch: p
 def test_a_skipped_step_leaves_weight_and_compensation_as_they_were(
     rounding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adafactor import step
-
     p = torch.linspace(0.5, 1.5, 600).view(30, 20).bfloat16().requires_grad_()
     optimizer = Adafactor([p], rounding=rounding)
     go_on([p], optimizer, range(3))
     before = copy.deepcopy((p.detach(), optimizer.state_dict()["state"][0]))
     for as_tensors in (False, True):
-        if as_tensors:  # as on a device, where reading a scalar would make the host wait
-            monkeypatch.setattr(step, "scalar", lambda t: t.double())
-            monkeypatch.setattr(eager, "scalar", lambda t: t.double())
+        if as_tensors:
+            inside.keep_scalars_on_the_device(monkeypatch)
             optimizer.backend = "eager"
         p.grad = torch.full_like(p, float("nan"))
         with warnings.catch_warnings():
@@ -328,18 +326,3 @@ def test_kahan_survives_an_overflow_and_a_switch_in_mid_run() -> None:
     optimizer.param_groups[0]["rounding"] = "kahan"
     optimizer.step()
     assert p.isinf().all() and (optimizer.state[p]["compensation"] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("keywords", "kind"),
-    [
-        ({"rounding": "up"}, ValueError),
-        ({"seed": -1}, ValueError),
-        ({"seed": 0.5}, TypeError),
-        ({"seed": True}, TypeError),
-    ],
-    ids=str,
-)
-def test_a_wrong_argument_is_named(keywords: dict[str, Any], kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=next(iter(keywords))):
-        Adafactor([torch.zeros(2, requires_grad=True)], **keywords)

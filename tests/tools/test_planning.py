@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import html
 import importlib.util
 import json
 import subprocess
@@ -20,12 +21,12 @@ from adafactor.layout import layout
 from adafactor.planning import PRESETS, SETTINGS, plan_shards, shapes_of, sizes
 from adafactor.planning.models import Weight, find, of_module
 from adafactor.planning.ours import BLOCK_BYTES, compiled_vectors
-from adafactor.planning.presets import llama
 from adafactor.planning.setting import FLOAT, SHORT
+from adafactor.shapes import llama
 from adafactor.traffic import fully_sharded
 from studies.plan import NOT_HERE, OURS, Training, peak_bytes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HERE = [key for key in SETTINGS if key not in NOT_HERE]
 MODELS = {
     "vectors, matrices, a scalar": [(7,), (12, 5), (), (1, 9), (9, 1), (5000,)],
@@ -144,7 +145,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from adafactor import Adafactor
-from tests.test_planning import cut_model
+from tests.tools.test_planning import cut_model
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 model = fully_shard(cut_model(), mesh=init_device_mesh("cpu", (4,)))
 optimizer = Adafactor(model.parameters(), beta1=0.9)
@@ -213,10 +214,15 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert long.count("█") == long.count("▒") == long.count("░") == long.count("▚") == 20
 
 
-def test_a_plot_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plan("gpt2", budget="2GiB", shards=2).plot(tmp_path / "bars.png")
+def test_a_plot_is_a_picture_of_every_line(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    bill = plan("gpt2", budget="2GiB", shards=2)
+    bill.plot(tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        bill.plot(tmp_path / "bars.svg")
+    text = (tmp_path / "bars.svg").read_text()
+    assert len(bill.lines) > 10 and all(html.escape(line.label, quote=False) in text for line in bill.lines)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from adafactor.bench.measure import Entry, measure
 from adafactor.bench.results import Checked, Measured, Results, Timing
 from adafactor.cli import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MACHINE = {
     "processor": "abacus",
     "cores": 2,
@@ -190,7 +190,7 @@ def test_the_tables_and_the_page_have_every_contender(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not memory.PEAK.exists(), reason="the peak can be read on Linux only")
 def test_a_process_of_its_own_finds_a_known_allocation() -> None:
-    found = memory.extra_bytes("tests.test_bench:Hungry", [(8, 8)], "float32", 1)
+    found = memory.extra_bytes("tests.tools.test_bench:Hungry", [(8, 8)], "float32", 1)
     assert found is not None and abs(found - ALLOCATED) < 2 << 20  # the kernel counts pages in batches
     quiet = memory.extra_bytes("sgd", [(8, 8)], "float32", 1)
     assert quiet is not None and quiet < 1 << 20
@@ -211,18 +211,18 @@ def build() -> torch.nn.Module:
 
 
 def test_a_model_of_ones_own_gives_its_shapes() -> None:
-    assert suites.of_model("tests.test_bench:build").shapes == ((4, 6), (4,), (4,), (4,))
+    assert suites.of_model("tests.tools.test_bench:build").shapes == ((4, 6), (4,), (4,), (4,))
 
 
 def test_the_command_measures_a_model_and_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
-    words = "--model tests.test_bench:build --contender sgd adamw-fused eager --rounds 2 --threads 1 --no-memory"
+    words = "--model tests.tools.test_bench:build --contender sgd adamw-fused eager --rounds 2 --threads 1 --no-memory"
     try:
         assert main(["bench", *words.split(), "--dtype", "float32", "--output", str(tmp_path)]) == 0
     finally:
         torch.set_num_threads(threads)
     found = results.load(tmp_path / "results.json")
-    assert [m.name for m in found.suites] == ["tests.test_bench:build"] and len(found.checks) == 3
+    assert [m.name for m in found.suites] == ["tests.tools.test_bench:build"] and len(found.checks) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "times.png", "report.html"}
     capsys.readouterr()
     assert main(["bench", "--render", str(tmp_path / "results.json")]) == 0
@@ -260,5 +260,7 @@ def test_the_optimizer_imports_no_benchmark_and_help_needs_torch_alone() -> None
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_results() -> None:
     text = (ROOT / "docs" / "performance.md").read_text()
-    for name, shown in re.findall(r"<!-- from (\S+) -->\n(.*?)<!-- end -->", text, flags=re.S):
+    found = re.findall(r"<!-- from (\S+) -->\n(.*?)<!-- end -->", text, flags=re.S)
+    assert found
+    for name, shown in found:
         assert shown.strip() == present.markdown(results.load(ROOT / name)).strip(), name

@@ -20,7 +20,7 @@ import adafactor
 from adafactor import diagnostics
 from studies import learning_rate
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels import eager
+from tests import inside
 from tests.compare import gradients, start
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -60,14 +60,12 @@ def test_the_mask_of_other_devices_does_what_the_branch_of_the_cpu_does(
     keywords: dict[str, object], shape: tuple[int, ...], when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where reading a scalar would make the host wait, it stays a tensor; here the same is done to CPU tensors."""
-    from adafactor import step as module
 
     def run(as_tensors: bool) -> tuple[Tensor, dict[str, Tensor], int]:
         with monkeypatch.context() as patch, warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             if as_tensors:
-                patch.setattr(module, "scalar", lambda t: t.double())
-                patch.setattr(eager, "scalar", lambda t: t.double())
+                inside.keep_scalars_on_the_device(patch)
             p = torch.tensor(start(shape), dtype=torch.float32, requires_grad=True)
             optimizer = Adafactor([p], **keywords)  # type: ignore[arg-type]
             for i, g in enumerate(gradients(shape, 5)):

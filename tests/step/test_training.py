@@ -308,27 +308,39 @@ def test_a_copy_goes_its_own_way_to_the_same_place(
 
 
 def test_momentum_switched_on_in_mid_run() -> None:
-    net = model()
-    optimizer = Adafactor(net.parameters())
-    train(net, optimizer, 2)
-    optimizer.param_groups[0]["beta1"] = 0.9
-    train(net, optimizer, 2)
-    assert "momentum" in optimizer.state[net.first.weight]
+    """It starts at zero: the first step with it is a tenth of the one without, and so is what is kept."""
+    net, plain = model().double(), model().double()
+    optimizers = Adafactor(net.parameters()), Adafactor(plain.parameters())
+    runs = [lambda x: net(x.double()), lambda x: plain(x.double())]
+    for optimizer, run in zip(optimizers, runs, strict=True):
+        train(run, optimizer, 2)
+    before = weights(net)
+    optimizers[0].param_groups[0]["beta1"] = 0.9
+    for optimizer, run in zip(optimizers, runs, strict=True):
+        train(run, optimizer, range(2, 3))
+    first = weights(net) - before
+    torch.testing.assert_close(first, 0.1 * (weights(plain) - before), rtol=1e-9, atol=1e-14)
+    kept = torch.cat([optimizers[0].state[p]["momentum"].flatten() for p in net.parameters()])
+    torch.testing.assert_close(kept, -first, rtol=1e-9, atol=1e-14)
+    assert bool((first != 0).any())
 
 
 def test_an_edit_between_steps_is_honoured() -> None:
+    """The same steps as those of an optimizer that has never seen the weights before the edit."""
     edited, fresh = model(), model()
     optimizers = [Adafactor(net.parameters()) for net in (edited, fresh)]
-    train(edited, optimizers[0], 2)
-    train(fresh, optimizers[1], 2)
-    for net in (edited, fresh):
+    for net, optimizer in zip((edited, fresh), optimizers, strict=True):
+        train(net, optimizer, 4)
         net.first.weight.data.mul_(7)
-    version = edited.first.weight._version
-    train(edited, optimizers[0], range(2, 3))
-    assert optimizers[0].report()[0].rms_parameter == pytest.approx(
-        float(fresh.first.weight.detach().square().mean().sqrt())
-    )
+    new = Adafactor(fresh.parameters())
+    new.load_state_dict(optimizers[1].state_dict())
+    version, size = edited.first.weight._version, float(fresh.first.weight.detach().square().mean().sqrt())
+    train(edited, optimizers[0], range(4, 5))
+    assert optimizers[0].report()[0].rms_parameter == pytest.approx(size)
     assert edited.first.weight._version > version
+    train(edited, optimizers[0], range(5, 8))
+    train(fresh, new, range(4, 8))
+    torch.testing.assert_close(weights(edited), weights(fresh), rtol=1e-5, atol=1e-7)
 
 
 def test_gradients_are_left_as_they_were() -> None:

@@ -99,12 +99,16 @@ def a_record() -> Record:
 
 
 def test_a_record_is_kept_and_becomes_tables_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    matplotlib = pytest.importorskip("matplotlib")
     record = a_record()
     record.save(tmp_path / "capacity.json")
     assert load(tmp_path / "capacity.json") == record
     main(["--render", "--record", str(tmp_path / "capacity.json"), "--picture", str(tmp_path / "capacity.png")])
     assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw(record, tmp_path / "capacity.svg")
+    picture = (tmp_path / "capacity.svg").read_text()
+    assert picture.count("AdamW, float32") == 2 and ">22 M<" in picture and "train within 2.00 GiB" in picture
     text = capsys.readouterr().out
     assert text.strip() == markdown(record).strip()
     assert "| AdamW, float32 | 22 M | 1.00 | 320 × 5 | 1,024 MiB | 10.90 → 9.10 | 1.5 |" in text

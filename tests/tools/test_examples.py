@@ -13,7 +13,7 @@ import pytest
 
 from tests.distributed.launch import torchrun
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
 
 

@@ -1,0 +1,94 @@
+"""A report every so many steps, for every sink."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adafactor import Adafactor, step_in_backward
+from adafactor.diagnostics import FullMoment, History, Report, Watch, unwrap
+from tests.diagnostics.trainings import Perceptron, regression, run
+
+
+def test_every_so_many_steps_all_sinks_get_the_same_report_and_a_last_one() -> None:
+    model = Perceptron()
+    optimizer = Adafactor(model.named_parameters())
+    got: list[list[Report]] = [[], []]
+    with Watch(optimizer, got[0].append, got[1].append, every=3):
+        for t in range(8):
+            regression(model)(t).backward()
+            optimizer.step()
+    assert [report.step for report in got[0]] == [3, 6, 8] and got[0] == got[1]
+    assert [report.records[0].steps for report in got[0]] == [3, 3, 2]
+    assert got[0][0].about["0.weight"].dtype == "float32" and got[0][0].about["0.weight"].settings.clip == 1.0
+    optimizer.step()
+    assert len(got[0]) == 3, "closed"
+
+
+def test_a_watch_goes_on_counting_after_a_resume_and_reports_when_training_fails() -> None:
+    model = Perceptron()
+    optimizer = Adafactor(model.named_parameters())
+    run(optimizer, regression(model), steps=5)
+    resumed = Adafactor(model.named_parameters())
+    resumed.load_state_dict(optimizer.state_dict())
+    seen: list[int] = []
+    with pytest.raises(ZeroDivisionError), Watch(resumed, lambda report: seen.append(report.step), every=2):
+        for t in range(4):
+            regression(model)(t).backward()
+            resumed.step()
+            1 / (2 - t)
+    assert seen == [7, 8]
+
+
+def test_groups_that_share_names_are_told_apart() -> None:
+    model = Perceptron()
+    groups: list[dict[str, Any]] = [{"params": layer.named_parameters()} for layer in (model[0], model.last)]
+    optimizer = Adafactor(groups)
+    with FullMoment(optimizer, "weight*") as moment:
+        history = run(optimizer, regression(model), steps=1, every=1)
+    names = [record.name for record in history.reports[0].records]
+    assert names == ["weight (group 0)", "bias (group 0)", "weight (group 1)", "bias (group 1)"]
+    assert {fit.name: fit.shape for fit in moment.compare()} == {names[0]: (16, 12), names[2]: (8, 16)}
+
+
+def test_steps_inside_backward_are_watched_and_their_gradients_are_missed() -> None:
+    model, history = Perceptron(), History()
+    optimizer = Adafactor(model.named_parameters())
+    with step_in_backward(model, optimizer):
+        run(optimizer, regression(model), steps=3, every=2, history=history)
+        assert [(report.step, report.records[0].steps) for report in history] == [(2, 2), (3, 1)]
+        with FullMoment(optimizer, "*"), pytest.raises(RuntimeError, match="step_in_backward"):
+            run(optimizer, regression(model), steps=1)
+
+
+def test_names_come_from_the_model_where_the_optimizer_has_none() -> None:
+    model = Perceptron()
+    optimizer = Adafactor([*model.last.parameters(), nn.Parameter(torch.ones(2))])
+    with Watch(optimizer, history := History(), model=model), FullMoment(optimizer, "2.*", model=model) as moment:
+        regression(model)(0).backward()
+        optimizer.step()
+    assert [record.name for record in history.reports[0].records] == ["2.weight", "2.bias", "parameter 2"]
+    assert [fit.name for fit in moment.compare()] == ["2.weight", "2.bias"]
+
+
+def test_wrong_arguments_of_a_watch_are_told() -> None:
+    optimizer = Adafactor(Perceptron().parameters())
+    for every in (0, 1.5, True):
+        with pytest.raises(ValueError, match="every"):
+            Watch(optimizer, print, every=every)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sink"):
+        Watch(optimizer)
+    with pytest.raises(TypeError, match="sink"):
+        Watch(optimizer, "rms.png")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="SGD"):
+        unwrap(torch.optim.SGD(Perceptron().parameters()))
+
+
+def test_importing_the_package_imports_none_of_the_diagnostics_tools() -> None:
+    code = "import sys, adafactor; assert not {'rich', 'matplotlib', 'numpy.random', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{code}; adafactor.diagnostics.Watch; {code}"], check=True)
