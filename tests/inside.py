@@ -7,25 +7,34 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from adafactor import Adafactor, step
-from adafactor.kernels import cpu, eager, paths
+from adafactor import Adafactor, kernels, sums
+from adafactor.kernels import blocks
+
+
+def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:
+    """Let `backend="auto"` stand for plain torch everywhere."""
+    patch.setattr(kernels, "AUTO", {})
 
 
 def prepared(optimizer: Adafactor) -> object | None:
     """What a step left for the next one: the same object for as long as it is used again."""
-    return optimizer._standing
+    bucket = optimizer._buckets.get(None)
+    return None if bucket is None or not bucket.works else bucket.works[0]
 
 
 def forget(optimizer: Adafactor) -> None:
     """Make the next step find out everything anew, as after loading a checkpoint."""
-    optimizer._known.clear()
-    optimizer._standing = None
+    optimizer._buckets.clear()
 
 
 def job_of(optimizer: Adafactor, p: Tensor) -> Any:
     """The compiled kernel's notes of a parameter, a NumPy record."""
-    table = next(table for table in optimizer._known[p].fleet.tables if any(u.x is p for u in table.updates))
-    return table.jobs[[u.x is p for u in table.updates].index(True)]
+    bucket = optimizer._buckets[None]
+    for work in bucket.works:
+        for i, parameter in enumerate(work.parameters):
+            if parameter.p is p:
+                return work.jobs[i]  # type: ignore[attr-defined]
+    raise KeyError(p.shape)
 
 
 def read_squares(optimizer: Adafactor, p: Tensor) -> bool:
@@ -38,34 +47,39 @@ def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     return float(job_of(optimizer, p)["left"])
 
 
-def forget_paths() -> None:
+def forget_walk_orders() -> None:
     """Forget how tensors were cut into units."""
-    paths._path.cache_clear()
-    paths._flat_path.cache_clear()
+    from adafactor.kernels.cpu import walk_order
+
+    walk_order._find.cache_clear()
+    walk_order._find_flat.cache_clear()
 
 
 def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let so many elements be worth a thread's while; `conftest.small_units` is this with the cleaning up."""
-    patch.setattr(paths, "UNIT", size)
-    forget_paths()
+    from adafactor.kernels.cpu import walk_order
+
+    patch.setattr(walk_order, "UNIT", size)
+    forget_walk_orders()
 
 
 def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let tensors up to this size be one thread's alone; 0: all threads share each."""
-    patch.setattr(cpu, "SMALL", size)
+    from adafactor.kernels.cpu import native
+
+    patch.setattr(native, "SMALL", size)
 
 
 def cut_into_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let plain torch work on so many elements at a time."""
-    patch.setattr(eager, "BLOCK_CPU", size)
+    patch.setattr(blocks, "BLOCK_CPU", size)
 
 
 def block() -> int:
     """The elements that plain torch works on at a time on a CPU."""
-    return eager.BLOCK_CPU
+    return blocks.BLOCK_CPU
 
 
 def keep_scalars_on_the_device(patch: pytest.MonkeyPatch) -> None:
     """Treat CPU tensors as those of a device, where reading a scalar would make the host wait."""
-    patch.setattr(step, "scalar", lambda t: t.double())
-    patch.setattr(eager, "scalar", lambda t: t.double())
+    patch.setattr(sums, "on_host", lambda t: False)

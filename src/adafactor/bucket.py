@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
 from operator import attrgetter, eq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Parameter:
     number: int  # its place among all parameters, for the random numbers of stochastic rounding
     trace: Trace
     shard: Shard | None = None
-    gradient: tuple[Any, ...] | None = None  # the form of its last gradient; None: it never had one
+    gradient: Form | None = None  # the form of its last gradient; None: it never had one
     overlaps: bool = False  # its memory is also another parameter's
 
     @property
@@ -186,9 +186,9 @@ class Bucket:
         self.works, self.fallback = prepare(known, self.backend)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}
         self.parts = [[place[parameter] for parameter in work.parameters] for work in self.works]
-        unknown = (None,) * 5  # that of a parameter which never had a gradient: none has this form
-        columns = zip(*(parameter.gradient or unknown for parameter in self.parameters), strict=True)
-        self.forms = [list(column) for column in columns]
+        nothing = (None,) * len(Form._fields)  # no gradient has this form
+        forms = [parameter.gradient or nothing for parameter in self.parameters]
+        self.forms = [list(column) for column in zip(*forms, strict=True)]
 
     def _versions(self) -> list[int]:
         return [-1 if parameter.x.is_inference() else parameter.x._version for parameter in self.parameters]
@@ -220,8 +220,23 @@ class Bucket:
         yield list(map(Tensor.is_neg, params))
 
 
+class Form(NamedTuple):
+    """What of a gradient must stay so that it need not be looked at again."""
+
+    type: type
+    meta: tuple[torch.layout, torch.dtype, torch.device, torch.Size]
+    is_negative: bool
+    is_zero: bool
+    stride: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The gradient's dtype."""
+        return self.meta[1]
+
+
 def _look_at(grads: Sequence[Tensor]) -> Iterator[list[Any]]:
-    """What of a gradient must stay so that it need not be looked at again, one property of all after the other."""
+    """The fields of `Form`, one of all gradients after the other."""
     yield list(map(type, grads))
     yield list(map(_form, grads))
     yield list(map(Tensor.is_neg, grads))
@@ -229,8 +244,8 @@ def _look_at(grads: Sequence[Tensor]) -> Iterator[list[Any]]:
     yield list(map(Tensor.stride, grads))  # last: a gradient of another layout has none
 
 
-def _form_of(g: Tensor) -> tuple[Any, ...]:
-    return tuple(column[0] for column in _look_at([g]))
+def _form_of(g: Tensor) -> Form:
+    return Form(*(column[0] for column in _look_at([g])))
 
 
 def why_not_plain(t: Tensor) -> str | None:

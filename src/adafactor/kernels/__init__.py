@@ -103,6 +103,8 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
     fallback: Fallback | None = None
     for parameter in parameters:
         name = AUTO.get(parameter.x.device.type, "eager") if backend == "auto" else backend
+        if not parameter.x.numel():  # an empty shard: there is nothing to walk
+            name = "eager"
         module = eager if name == "eager" else _find(name, required=backend != "auto")
         reason = module.why_not(parameter) if module is not None else None
         if reason is not None and backend != "auto":

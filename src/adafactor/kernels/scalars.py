@@ -104,9 +104,7 @@ class Batch:
         """Hand what is on a device to the traces, without reading it."""
         if self._figures:
             names, columns = list(self._figures), map(torch.unbind, self._figures.values())
-            for parameter, values in zip(
-                self.parameters, zip(*map(torch.unbind, self._figures.values()), strict=True), strict=True
-            ):
+            for parameter, values in zip(self.parameters, zip(*columns, strict=True), strict=True):
                 found = dict(zip(names, values, strict=True))
                 skipped = found.pop("skipped")
                 parameter.trace.add(rms_parameter=found.pop("rms_parameter", None), **found)  # type: ignore[arg-type]
