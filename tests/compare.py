@@ -35,7 +35,7 @@ def arguments(row: oracle.Row) -> dict[str, Any]:
         "relative": row.relative,
         "factored": False if row.estimator == "none" else row.estimator,
         "beta1": row.beta1,
-        "momentum": row.momentum,
+        "momentum_of": row.momentum,
         "beta2": row.beta2,
         "decay_rate": row.c,
         "clip": row.d,

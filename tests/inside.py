@@ -39,20 +39,20 @@ def job_of(optimizer: Adafactor, p: Tensor) -> Any:
 
 def read_squares(optimizer: Adafactor, p: Tensor) -> bool:
     """Whether the last compiled step had to read the parameter to know ΣX²."""
-    return bool(job_of(optimizer, p)["looks"])
+    return bool(job_of(optimizer, p)["reads_x2"])
 
 
 def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     """ΣX² as the last compiled step left it to the next; NaN if it must be read."""
-    return float(job_of(optimizer, p)["left"])
+    return float(job_of(optimizer, p)["x2_after"])
 
 
 def forget_walk_orders() -> None:
     """Forget how tensors were cut into units."""
     from adafactor.kernels.cpu import walk_order
 
-    walk_order._find.cache_clear()
-    walk_order._find_flat.cache_clear()
+    walk_order.factored_order.cache_clear()
+    walk_order.flat_order.cache_clear()
 
 
 def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:

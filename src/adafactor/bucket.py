@@ -181,7 +181,7 @@ class Bucket:
         from adafactor.kernels import prepare
 
         self.flush()
-        known = [parameter for parameter in self.parameters if parameter.gradient is not None]
+        known = [p for p in self.parameters if p.gradient is not None and p.layout.count]
         mark_overlaps(known)
         self.works, self.fallback = prepare(known, self.backend)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}

@@ -254,9 +254,7 @@ class Adafactor(Optimizer):
             sharded = dtensor.is_sharded(p)
             if p.grad is None and p not in staying and not (sharded and p.requires_grad):
                 continue  # a sharded one without a gradient here may have one on other ranks
-            made = self._parameter(p, settings[group], group, name, number, before.get(p))
-            if made.layout.count:
-                parameters.append(made)
+            parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
         ranks = Ranks(parameters) if any(p.shard is not None for p in parameters) else None
         bucket = Bucket(
             parameters, ranks, self.backend, self.param_groups, settings, self.state, None if only is None else place

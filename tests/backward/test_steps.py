@@ -20,7 +20,7 @@ from tests.integrations.exact import assert_same, copy_of
 KEYWORDS: list[dict[str, Any]] = [
     {},
     {"beta1": 0.9, "weight_decay": 0.1},
-    {"beta1": 0.9, "momentum": "gradient", "beta2": 0.99, "lr": 1e-3, "lr_decay": None, "relative": False},
+    {"beta1": 0.9, "momentum_of": "gradient", "beta2": 0.99, "lr": 1e-3, "lr_decay": None, "relative": False},
     {"factored": False, "beta1": 0.9},
     {"factored": "row"},
     {"factored": "column", "clip": None, "maximize": True},

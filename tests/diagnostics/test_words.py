@@ -26,7 +26,7 @@ from tests.diagnostics.trainings import ABSOLUTE, Language, Perceptron, kinds, l
         ({}, torch.float32),
         ({}, torch.bfloat16),
         ({**ABSOLUTE, "lr": 1e-3}, torch.float32),
-        ({**ABSOLUTE, "lr": 1e-3, "beta1": 0.9, "momentum": "gradient"}, torch.float32),
+        ({**ABSOLUTE, "lr": 1e-3, "beta1": 0.9, "momentum_of": "gradient"}, torch.float32),
     ],
     ids=["default", "bfloat16", "absolute", "momentum"],
 )

@@ -27,7 +27,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "row B": {
         "factored": False,
         "beta1": 0.9,
-        "momentum": "gradient",
+        "momentum_of": "gradient",
         "beta2": 0.99,
         "relative": False,
         "lr_decay": None,
@@ -36,7 +36,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     },
     "row mean": {"factored": "row", "beta2": 0.99, "weight_decay": 0.1},
     "column mean": {"factored": "column", "decay_rate": 0.5, "maximize": True},
-    "gradient momentum": {"beta1": 0.9, "momentum": "gradient", "clip": 0.5, "weight_decay": 0.01},
+    "gradient momentum": {"beta1": 0.9, "momentum_of": "gradient", "clip": 0.5, "weight_decay": 0.01},
     "by hand": {"axes": (-1, 0)},
 }
 

@@ -81,7 +81,7 @@ def test_from_one_peer_to_another_by_way_of_ours() -> None:
         ("torch", {"clip": 0.5}, "clip=0.5"),
         ("torch", {"beta2": 0.99}, "beta2=0.99"),
         ("transformers", {"factored": "row"}, "factored='row'"),
-        ("transformers", {"beta1": 0.9, "momentum": "gradient"}, "momentum='gradient'"),
+        ("transformers", {"beta1": 0.9, "momentum_of": "gradient"}, "momentum_of='gradient'"),
         ("transformers", {"maximize": True}, "maximize=True"),
         ("transformers", {"lr": 0.1}, "nothing like lr=0.1 with lr_decay='rsqrt'"),
     ],

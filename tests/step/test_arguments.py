@@ -26,7 +26,7 @@ WRONG = [
     ("factored", "both", ValueError, "'outer'"),
     ("beta1", 1.0, ValueError, "below 1"),
     ("beta1", -0.1, ValueError, "at least 0"),
-    ("momentum", 0.9, ValueError, "'update', 'gradient'"),
+    ("momentum_of", 0.9, ValueError, "'update', 'gradient'"),
     ("beta2", 1.0, ValueError, "below 1"),
     ("beta2", "0.9", TypeError, "number"),
     ("decay_rate", 0.0, ValueError, "above 0"),
@@ -67,7 +67,7 @@ def test_a_wrong_argument_is_named_with_what_is_allowed(
             Adafactor([{"params": [torch.ones(2, 3)], name: value}])
 
 
-@pytest.mark.parametrize("name", ["lr", "clip", "momentum"])
+@pytest.mark.parametrize("name", ["lr", "clip", "momentum_of"])
 def test_a_group_edited_wrongly_is_refused_before_anything_changes(name: str) -> None:
     params = [torch.ones(2, 3, requires_grad=True) for _ in range(2)]
     optimizer = Adafactor([{"params": [p]} for p in params])

@@ -15,7 +15,7 @@ from adafactor import Adafactor
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-KEYWORDS = [{}, {"beta1": 0.9}, {"factored": False, "beta2": 0.99, "beta1": 0.9, "momentum": "gradient"}]
+KEYWORDS = [{}, {"beta1": 0.9}, {"factored": False, "beta2": 0.99, "beta1": 0.9, "momentum_of": "gradient"}]
 
 
 def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:

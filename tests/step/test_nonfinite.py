@@ -20,7 +20,7 @@ KEYWORDS = [
     {},
     {"factored": False},
     {"factored": "row", "beta1": 0.9},
-    {"factored": "column", "beta1": 0.9, "momentum": "gradient", "weight_decay": 0.1},
+    {"factored": "column", "beta1": 0.9, "momentum_of": "gradient", "weight_decay": 0.1},
 ]
 
 
@@ -80,7 +80,7 @@ def test_the_mask_of_other_devices_does_what_the_branch_of_the_cpu_does(
     torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-9)
     assert state["step"] == masked_state["step"] == 4 and skipped == masked == 1
     for key in state:
-        torch.testing.assert_close(state[key], masked_state[key], rtol=1e-6, atol=0)
+        torch.testing.assert_close(state[key], masked_state[key], rtol=1e-6, atol=1e-10)  # momentum: terms cancel
 
 
 def test_a_skipped_step_is_warned_about_once_and_named() -> None:

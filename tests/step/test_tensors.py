@@ -63,7 +63,7 @@ def test_memory_layout_does_not_matter(
 ) -> None:
     values = torch.tensor(start(tuple(shape))).to(dtype)
     grads = [torch.tensor(g).to(dtype) for g in gradients(tuple(shape), 3)]
-    keywords = {"factored": factored, "beta1": beta1[0], "momentum": beta1[1], "weight_decay": 0.1}
+    keywords = {"factored": factored, "beta1": beta1[0], "momentum_of": beta1[1], "weight_decay": 0.1}
     plain = run(values, grads, ("contiguous", "contiguous"), **keywords)
     other = run(values, grads, (kind, grad_kind), **keywords)
     ulp = torch.finfo(dtype).eps

@@ -69,7 +69,7 @@ def test_the_defaults_train() -> None:
 def test_groups_may_differ_in_every_keyword() -> None:
     """A model with two groups is two models with one group each."""
     one: dict[str, Any] = {"lr": 3e-3, "factored": "row", "clip": 0.5}
-    two: dict[str, Any] = {"lr_decay": None, "beta1": 0.9, "weight_decay": 0.1, "momentum": "gradient", "beta2": 0.99}
+    two: dict[str, Any] = {"lr_decay": None, "beta1": 0.9, "weight_decay": 0.1, "momentum_of": "gradient", "beta2": 0.99}
     two |= {"relative": False, "eps": (1e-20, 1e-2), "maximize": True, "axes": (1, 0), "decay_rate": 0.5}
     two |= {"on_nonfinite": "raise"}
     together, apart = model(), model()
@@ -159,7 +159,7 @@ def test_a_closure_is_called_with_gradients_enabled() -> None:
 
 
 def test_maximize_climbs_exactly_as_minimising_the_negative_descends() -> None:
-    for keywords in ({}, {"beta1": 0.9}, {"beta1": 0.9, "momentum": "gradient", "weight_decay": 0.1}):
+    for keywords in ({}, {"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient", "weight_decay": 0.1}):
         up, down = model(), model()
         climber = Adafactor(up.parameters(), maximize=True, **keywords)
         descender = Adafactor(down.parameters(), **keywords)

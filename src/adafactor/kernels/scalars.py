@@ -77,7 +77,7 @@ class Batch:
         s, rho = self.settings, self.rates.rho
         rms_x = None
         if self.taken[0].x2 is not None:
-            rms_x = eq.root_mean_square(self._gather([u.x2 or 0.0 for u in self.taken]), self.count)
+            rms_x = eq.root_mean_square(self._gather([0.0 if u.x2 is None else u.x2 for u in self.taken]), self.count)
         rms_u = eq.root_mean_square(self._gather([u.u2 for u in self.taken]), self.count)
         alpha = eq.step_size(rho, rms_x if s.relative else None, s.eps[1])
         divisor = eq.clip_divisor(rms_u, s.clip)
@@ -87,6 +87,8 @@ class Batch:
     def advance(self) -> None:
         """Count the step."""
         counts = [u.parameter.state["step"] for u in self.taken]
+        if not counts:
+            return
         if self.mask is not None:
             torch._foreach_add_(counts, list(self.mask.to(counts[0].dtype).unbind()))
         else:

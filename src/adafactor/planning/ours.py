@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from adafactor.dtensor import drop
-from adafactor.kernels.eager import BLOCK_DEVICE
+from adafactor.kernels.blocks import BLOCK_DEVICE
 from adafactor.layout import STEP_DTYPE, Layout, layout
 from adafactor.planning.setting import FLOAT, SHORT, Cut, Kept, Setting, Situation
 from adafactor.shapes import Shape

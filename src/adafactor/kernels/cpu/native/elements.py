@@ -1,28 +1,51 @@
-"""How a number is stored and computed with, one at a time; and the ways to compile."""
+"""Single numbers: how they are stored, how they are converted, and the ways in which a loop may be compiled."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic, overload, register_jitable
 
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise RuntimeError("the compiled step needs Numba's compiler, which NUMBA_DISABLE_JIT=1 turns off")
+
+# Functions that only other compiled functions call need no entry points of their own: a third of their compile time.
+INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
 # NaN, infinities and denormals keep their meaning.
-exactly = njit(nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
-summing = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-as_written = njit(nogil=True, error_model="numpy")  # each operation rounded on its own
+exactly = njit(**INNER, fastmath={"contract", "nsz"})
+summing = njit(**INNER, fastmath={"reassoc", "contract", "nsz"})
+as_written = njit(**INNER)  # each operation is rounded on its own
 
 
-DOUBLES, SINGLES = np.empty(0, np.float64), np.empty(0, np.float32)  # for `at`
+class Kind(NamedTuple):
+    """The types in which X, G and the statistics are stored: float32, float64, uint16 (bfloat16) or int16 (float16).
+
+    Numba compiles a loop anew for every kind that it is called with.
+    """
+
+    x: Any
+    g: Any
+    stat: Any
+
+
+class Source(NamedTuple):
+    """Where the numerator of U lies, which is G or the momentum in its place: an address, and strides along B, P, S."""
+
+    address: int
+    b: int
+    p: int
+    s: int
 
 
 @intrinsic
 def _pointer(context: Any, address: Any) -> Any:
-    """An integer as an address."""
+    """Turn an integer into an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -31,8 +54,6 @@ def _pointer(context: Any, address: Any) -> Any:
 
 
 def _adding(context: Any, address: Any, number: Any) -> Any:
-    """Add to the integer at an address, as one thing among threads; returns what was there."""
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
@@ -40,22 +61,54 @@ def _adding(context: Any, address: Any, number: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-add_at: Any = intrinsic(_adding)
-rest: Any = types.ExternalFunction("sched_yield", types.intc()) if os.name == "posix" else register_jitable(lambda: 0)
+def _calling(context: Any, function: Any, job: Any, phase: Any, unit: Any, scratch: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        pointer = builder.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), [word] * 4).as_pointer())
+        builder.call(pointer, arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+add_at: Any = intrinsic(_adding)  # add_at(address, n): adds n to an integer that threads share; returns what was there
+call_at: Any = intrinsic(_calling)  # call_at(function, job, phase, unit, scratch): calls the machine code at an address
+yield_thread: Any = (
+    types.ExternalFunction("sched_yield", types.intc()) if os.name == "posix" else register_jitable(lambda: 0)
+)
 
 
 @register_jitable
-def at(address: int, size: int, like: Any) -> Any:
-    """`size` numbers at an address, of the type of the array `like`."""
-    return carray(_pointer(address), (size,), like.dtype)  # type: ignore[call-arg]
+def array_at(address: int, size: int, dtype: Any) -> Any:
+    """View the memory at an address as an array."""
+    return carray(_pointer(address), (size,), dtype)  # type: ignore[call-arg]
+
+
+def size_of(dtype: Any) -> Any:
+    """Return the bytes of a number of this type."""
+
+
+@overload(size_of, strict=False)
+def _size_of(dtype: Any) -> Any:
+    size = dtype.dtype.bitwidth // 8
+    return lambda dtype: size
+
+
+def pick(values: Any, j: int) -> Any:
+    """Take element j of an array; a number is its own element, whatever j."""
+
+
+@overload(pick, strict=False)
+def _pick(values: Any, j: int) -> Any:
+    return (lambda values, j: values[j]) if isinstance(values, types.Array) else (lambda values, j: values)
 
 
 def widen(value: Any, like: Any) -> Any:
-    """A stored number as one to compute with, in the type of `like`; bfloat16 comes as uint16, float16 as int16."""
+    """Turn a stored number into one to compute with, of the type `like` (or the type of the number `like`)."""
 
 
 def narrow(value: Any, like: Any) -> Any:
-    """A computed number as one to store, in the type of `like`, rounded to nearest even."""
+    """Turn a computed number into one to store, rounded to nearest even."""
 
 
 @overload(widen, strict=False)
@@ -70,16 +123,19 @@ def _widen(value: Any, like: Any) -> Any:
 @register_jitable
 def _half(value: Any) -> Any:
     sign = np.uint32(np.uint32(value) & np.uint32(0x8000)) << np.uint32(16)
-    rest = np.uint32(np.uint32(np.uint32(value) & np.uint32(0x7FFF)) << np.uint32(13))
-    number = np.float32(rest.view(np.float32) * np.float32(2.0**112))  # from float16's exponent bias to float32's
-    bits = number.view(np.uint32)
-    if rest >= np.uint32(0x0F800000):  # infinity and NaN
-        bits = np.uint32(rest | np.uint32(0x7F800000))
+    size = np.uint32(np.uint32(value) & np.uint32(0x7FFF))
+    bits = np.uint32(np.uint32(size << np.uint32(13)) + np.uint32(112 << 23))  # float32's exponent bias
+    if size >= np.uint32(0x7C00):  # infinity and NaN
+        bits = np.uint32(bits | np.uint32(0x7F800000))
+    # By way of an integer: as a float32 it would be subnormal, and become 0 where torch flushes those.
+    small = np.float32(np.float32(np.int32(size)) * np.float32(2.0**-24))
+    bits = small.view(np.uint32) if size < np.uint32(0x0400) else bits
     return np.uint32(bits | sign).view(np.float32)
 
 
 @overload(narrow, strict=False)
 def _narrow(value: Any, like: Any) -> Any:
+    like = like.dtype if isinstance(like, types.NumberClass) else like
     if like == types.uint16:
         return _narrow_bfloat16
     if like == types.int16:
@@ -113,7 +169,7 @@ def _narrow_half(value: Any, like: Any) -> Any:
 
 
 def stochastic(value: Any, word: Any, like: Any) -> Any:
-    """`rounding.stochastic` of one number, given its random word."""
+    """Round one number as `rounding.stochastic` does, given its random word."""
 
 
 @overload(stochastic, strict=False)
@@ -122,7 +178,7 @@ def _stochastic(value: Any, word: Any, like: Any) -> Any:
         return _stochastic_bfloat16
     if like == types.int16:
         return _stochastic_half
-    return lambda value, word, like: value  # whole numbers have nothing to lose
+    return lambda value, word, like: value  # float32 and float64 are stored as computed: nothing to round
 
 
 def _stochastic_bfloat16(value: Any, word: Any, like: Any) -> Any:
@@ -149,7 +205,7 @@ def _stochastic_half(value: Any, word: Any, like: Any) -> Any:
 
 @register_jitable
 def random_word(element: Any, key1: Any, key2: Any) -> Any:
-    """`rounding.random_words` of one element."""
+    """Compute the random word of one element, as `rounding.random_words` does."""
     h = np.uint32(np.uint32(element) ^ np.uint32(np.uint32(element >> 32) * np.uint32(0x9E3779B1)))
     h = np.uint32(h ^ key1)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))

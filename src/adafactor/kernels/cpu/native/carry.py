@@ -1,0 +1,127 @@
+"""ΣX² carried from step to step, so that X is read once in a step and not twice.
+
+A relative step needs RMS(X) before it writes X. The step before has just had every element of the new X in its hands:
+it sums their squares for each unit, and leaves the total (`x2_after`), the unit with the largest sum (`heaviest_unit`)
+and that sum (`heaviest_x2`). Before a step relies on the total, it sums that one unit again, by a step of length zero:
+the same loop, so the same bits, unless somebody has written to it. If they differ, or if there is nothing to rely on,
+the phase MEASURE reads all of X first: **a wrong guess costs time, never digits.** If they agree, the total is at most
+as many times too large as there are units. What was written elsewhere shows while X is stepped, as the loop also sums
+what it finds: then the phase REPAIR adds the difference between the right step and the one that was taken, and the
+next step measures. A step after loading a checkpoint measures, too, to the same bits as the one that carries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, size_of, summing, widen
+from adafactor.kernels.cpu.native.job import (
+    FULL,
+    OF_UPDATE,
+    WIDTH,
+    elements_of,
+    numerator,
+    results_of,
+    span,
+    total_of,
+)
+from adafactor.kernels.cpu.native.lines import descend, sum_of_squares
+
+TINY = 1e-30  # a mean square below which squares in float32 lose digits, or vanish
+
+
+@as_written
+def has_digits(job: Any, total: float) -> Any:
+    """Say whether a sum of squares that was taken in float32 is right: neither overflow nor underflow took part."""
+    return np.isfinite(total) and total >= TINY * elements_of(job)
+
+
+@as_written
+def carries(job: Any) -> Any:
+    """Say whether a job carries its sum; a single unit would be read again to check it, and that is all of X."""
+    return job.carries_x2 and job.B * job.cuts > 1
+
+
+@as_written
+def may_rely(job: Any) -> Any:
+    """Say whether there is a carried sum to rely on, if the heaviest unit is what it was."""
+    return carries(job) and job.x2_confirmed and has_digits(job, job.x2_after)
+
+
+@as_written
+def rely(job: Any) -> None:
+    """Take the carried sum if the heaviest unit, which was just summed again, is what it was; else X will be read."""
+    if results_of(job)[3 * job.heaviest_unit] == job.heaviest_x2:
+        job.x2, job.reads_x2 = job.x2_after, 0
+
+
+@as_written
+def measured(job: Any) -> None:
+    """Take the sum that the phase MEASURE found; it also says whether the carried one could have been relied on."""
+    job.x2 = total_of(job, 0)
+    if job.carries_x2 and np.isfinite(job.x2_after):
+        job.x2_confirmed = job.x2 == job.x2_after
+
+
+@as_written
+def carry_on(job: Any) -> None:
+    """After X has been stepped: remember its sum, and see whether the step relied on a wrong one."""
+    job.repairs = 0
+    if not carries(job):
+        return
+    results, heaviest = results_of(job), 0
+    for unit in range(job.B * job.cuts):
+        if results[3 * unit + 1] > results[3 * heaviest + 1]:
+            heaviest = unit
+    job.x2_after, job.heaviest_unit, job.heaviest_x2 = total_of(job, 1), heaviest, results[3 * heaviest + 1]
+    x2_before = total_of(job, 0)
+    if not job.reads_x2 and job.measures_x and x2_before != job.x2:
+        job.repairs, job.x2, job.scale_used = 1, x2_before, job.scale
+        job.x2_after, job.x2_confirmed = np.nan, 0
+
+
+@summing
+def measure_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Sum X² of a unit, where nothing is carried."""
+    b, start, stop = span(job, unit)
+    line, total = job.Q * job.K, 0.0
+    for p in range(start, stop):
+        for s in range(job.S):
+            x = array_at(job.x + size_of(kind.x) * (b * job.xb + p * job.xp + s * job.xs), line, kind.x)
+            for q in range(0, line, WIDTH):
+                total += sum_of_squares(x[q : q + WIDTH], kind.stat)
+    results_of(job)[3 * unit] = total
+
+
+@summing
+def measure_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Sum X² of the whole tensor in double, where float32 has no room for the squares."""
+    line, total = (1 if job.estimator == FULL else job.Q * job.K), 0.0
+    for b in range(job.B):
+        for p in range(job.P):
+            for s in range(job.S):
+                x = array_at(job.x + size_of(kind.x) * (b * job.xb + p * job.xp + s * job.xs), line, kind.x)
+                for j in range(line):
+                    a = widen(x[j], np.float64)
+                    total += a * a
+    job.x2 = total
+
+
+@summing
+def repair_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Step a unit of X once more, by the difference between the right step and the one that was taken."""
+    b, start, stop = span(job, unit)
+    line, one, of = job.Q, narrow(1.0, kind.stat), numerator(job)
+    row = array_at(job.row_scale, job.B * job.P * job.S, kind.stat)
+    missing = job.scale - job.scale_used
+    factor = narrow(job.w1 * missing if job.momentum == OF_UPDATE else missing, kind.stat)
+    for p in range(start, stop):
+        for s in range(job.S):
+            x, by = b * job.xb + p * job.xp + s * job.xs, row[(b * job.P + p) * job.S + s] * factor
+            g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s), line, kind.g)
+            col = array_at(job.col_scale + size_of(kind.stat) * (b * job.S + s) * line, line, kind.stat)
+            descend(array_at(job.x + size_of(kind.x) * x, line, kind.x), g, by, col, one)
+            if job.momentum == OF_UPDATE:
+                descend(array_at(job.m + size_of(kind.stat) * x, line, kind.stat), g, -by, col, one)

@@ -1,0 +1,186 @@
+"""Between the walks: the vectors that are made of the sums of the first, and the scalars of Algorithm 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba.extending import overload, register_jitable
+
+from adafactor import equations
+from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, size_of, summing, widen
+from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, state_index
+from adafactor.kernels.cpu.native.job import COLUMN, FULL, OUTER, ROW, energy_in_first_walk, total_of
+from adafactor.kernels.cpu.native.lines import add, fill
+
+# ---- after the first walk
+
+
+@as_written
+def add_up_rows(job: Any) -> None:
+    """Set `finite` to a number that is finite if all of G² is: the sum of all rows."""
+    if job.estimator == FULL:
+        job.u2, job.x2, job.finite = total_of(job, 0), total_of(job, 1), total_of(job, 2)
+        return
+    row, total = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), 0.0
+    for j in range(len(row)):
+        total += row[j]
+    job.finite = total
+
+
+@summing
+def means_of_sums(job: Any) -> None:
+    """Turn row sums into means of G² + ε₁, and add up the units' column sums to such means."""
+    if job.estimator == FULL:
+        return
+    row, size = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.S * job.Q * job.K
+    for j in range(len(row)):
+        row[j] = (row[j] + job.Q * job.eps1) / job.n_cols
+    wanted = size if energy_in_first_walk(job) else 0
+    for b in range(job.B):
+        col = array_at(job.col + 8 * b * size, size, np.float64)
+        fill(col, 0, size, job.P * job.eps1)
+        energy = array_at(job.column_energy + 8 * b * job.cuts * size, wanted, np.float64)
+        for unit in range(b * job.cuts, (b + 1) * job.cuts):
+            add(col, array_at(job.partial + 8 * unit * size, size, np.float64))
+            if unit > b * job.cuts:
+                add(energy, array_at(job.column_energy + 8 * unit * size, wanted, np.float64))
+        for j in range(size):
+            col[j] /= job.n_rows
+
+
+@summing
+def moments_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Sum G² of the whole tensor again, in double: their sum left float32, though perhaps none of the squares did.
+
+    The columns' sums and energies go into the first unit of each slice of the batch.
+    """
+    largest = 3.4028234663852886e38 if size_of(kind.stat) == 4 else 1.7976931348623157e308
+    row, line = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
+    size, total, wanted = job.cuts * job.S * line, 0.0, energy_in_first_walk(job)
+    fill(row, 0, len(row), 0.0)
+    for b in range(job.B):
+        partial = array_at(job.partial + 8 * b * size, size, np.float64)
+        energy = array_at(job.column_energy + 8 * b * size, size if wanted else 0, np.float64)
+        fill(partial, 0, size, 0.0)
+        fill(energy, 0, len(energy), 0.0)
+        for p in range(job.P):
+            for s in range(job.S):
+                r = (p * job.S + s) * job.K
+                rows = row[b * job.P * job.S * job.K :]
+                g = array_at(job.g + size_of(kind.g) * (b * job.gb + p * job.gp + s * job.gs), line, kind.g)
+                for j in range(line):
+                    a = widen(g[j], np.float64)
+                    square = a * a if a * a <= largest else np.inf
+                    partial[s * line + j] += square
+                    rows[r + j % job.K] += square
+                    total += square
+                for j in range(line if wanted else 0):
+                    a = widen(g[j], np.float64)
+                    inverse = 1.0 if job.estimator == COLUMN else averaged_row(job, b, rows, r + j % job.K, kind.stat)
+                    energy[s * line + j] += a * a / inverse
+    job.finite = total
+
+
+# ---- from means to 1/√V̂
+
+
+@summing
+def factors(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them."""
+    if job.estimator == FULL:
+        return
+    batch = job.S * job.K
+    row, col = (
+        array_at(job.row, job.B * job.P * batch, np.float64),
+        array_at(job.col, job.B * job.Q * batch, np.float64),
+    )
+    row_scale, col_scale = array_at(job.row_scale, len(row), kind.stat), array_at(job.col_scale, len(col), kind.stat)
+    means = array_at(job.means, job.B * batch, np.float64)
+    fill(means, 0, len(means), 1.0)
+    if job.estimator != COLUMN:
+        _average(row, job.row_state, job.row_offsets, job.row_scale, job.beta2, job.w2, kind.stat)
+        if job.estimator == OUTER and not job.swapped:
+            _normalise(row, job.B, job.P, batch, job.known_mean, means)
+        _inverse_root(row, row_scale)
+    else:
+        fill(row_scale, 0, len(row), narrow(1.0, kind.stat))
+    if job.estimator != ROW:
+        _average(col, job.col_state, job.col_offsets, job.col_scale, job.beta2, job.w2, kind.stat)
+        if job.estimator == OUTER and job.swapped:
+            _normalise(col, job.B * job.S, job.Q, job.K, job.known_mean, means)
+            fill(means, 0, len(means), 1.0)  # C has been divided by them
+        _inverse_root(col, col_scale)
+    else:
+        fill(col, 0, len(col), 1.0)
+        fill(col_scale, 0, len(col), narrow(1.0, kind.stat))
+    if energy_in_first_walk(job):
+        job.u2 = energy_of_columns(job, col, means)
+
+
+@as_written
+def _average(new: Any, state: int, offsets: int, scratch: int, beta2: float, w2: float, stat: Any) -> None:
+    """Average new means into a factor of the state: β̂₂·old + (1 − β̂₂)·new, a sum of positive terms.
+
+    In two loops, so that product and sum are not fused: copies of a factor on several ranks must not differ.
+    """
+    old, size = array_at(scratch, len(new), np.float64), size_of(stat)
+    for j in range(len(new)):
+        old[j] = beta2 * array_at(state + size * state_index(offsets, j), 1, stat)[0]
+        new[j] *= w2
+    for j in range(len(new)):
+        new[j] += old[j]
+        array_at(state + size * state_index(offsets, j), 1, stat)[0] = narrow(new[j], stat)
+
+
+@summing
+def _normalise(values: Any, outer: int, count: int, inner: int, known: int, means: Any) -> None:
+    """Divide a factor by its mean along its own axis, for every slice of the batch, and keep the means."""
+    for o in range(outer):
+        for i in range(inner):
+            mean = 0.0
+            if known:  # from outside: here is only a part of the factor
+                mean = array_at(known, outer * inner, np.float64)[o * inner + i]
+            else:
+                for j in range(count):
+                    mean += values[(o * count + j) * inner + i]
+                mean /= count
+            means[o * inner + i] = mean
+            for j in range(count):
+                values[(o * count + j) * inner + i] /= mean
+
+
+@summing
+def _inverse_root(values: Any, out: Any) -> None:
+    """Compute 1/√ in double: R/mean(R) may leave float32 where its root does not."""
+    for j in range(len(out)):
+        out[j] = narrow(1.0 / np.sqrt(values[j]), out[0])
+
+
+# ---- the scalars
+
+step_size = register_jitable(equations.step_size)
+clip_divisor = register_jitable(equations.clip_divisor)
+
+
+@overload(equations.root_mean_square, strict=False)
+def _root_mean_square(sum_of_squares: Any, count: Any) -> Any:
+    return lambda sum_of_squares, count: math.sqrt(sum_of_squares / count)
+
+
+@overload(equations._at_least, strict=False)
+def _at_least(bound: Any, value: Any) -> Any:
+    return lambda bound, value: bound if bound > value else value  # a NaN stays one
+
+
+root_mean_square: Any = equations.root_mean_square
+
+
+@as_written
+def conclude(job: Any) -> None:
+    """Algorithm 4, lines 3 and 9, by `equations`: from RMS(X) and RMS(U) to the number that U is multiplied with."""
+    job.rms_x, job.rms_u = root_mean_square(job.x2, job.count), root_mean_square(job.u2, job.count)
+    job.alpha = step_size(job.rho, job.rms_x, job.eps2) if job.relative else job.rho
+    divisor = clip_divisor(job.rms_u, job.clip) if job.clip > 0 else 1.0
+    job.scale, job.clips = job.sign * job.alpha / divisor, divisor > 1

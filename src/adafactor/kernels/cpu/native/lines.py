@@ -1,0 +1,317 @@
+"""The innermost loops, over one line or several: all that is done with a single element of a tensor.
+
+`row` is the scale of a line, one number; where a line consists of short slices (K > 1), each with a scale of its own,
+it is a tile of such numbers, as long as the line's part that is looked at. `pick` takes both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adafactor.kernels.cpu.native.elements import exactly, narrow, pick, random_word, stochastic, summing, widen
+from adafactor.kernels.cpu.native.job import OF_GRADIENT, OF_UPDATE, WIDTH
+
+# ---- sums of squares
+
+
+@summing
+def squares(g: Any, col: Any) -> Any:
+    """Add G² of one line to the columns; return its sum."""
+    total = narrow(0.0, col[0])
+    for j in range(len(g)):
+        a = widen(g[j], col[0])
+        q = a * a
+        total += q
+        col[j] += q
+    return total
+
+
+@summing
+def squares_of_four(g0: Any, g1: Any, g2: Any, g3: Any, col: Any) -> Any:
+    """Add G² of four lines to the columns; return the sum of each line.
+
+    The lines lie far apart, because memory answers four streams at once; and the columns are read once for four lines.
+    """
+    zero = narrow(0.0, col[0])
+    t0, t1, t2, t3 = zero, zero, zero, zero
+    for j in range(len(col)):
+        a0, a1, a2, a3 = widen(g0[j], zero), widen(g1[j], zero), widen(g2[j], zero), widen(g3[j], zero)
+        q0, q1, q2, q3 = a0 * a0, a1 * a1, a2 * a2, a3 * a3
+        t0 += q0
+        t1 += q1
+        t2 += q2
+        t3 += q3
+        col[j] += (q0 + q1) + (q2 + q3)
+    return t0, t1, t2, t3
+
+
+@summing
+def squares_in_tiles(g: Any, col: Any, tile: Any) -> None:
+    """Add G² of a line of short slices to the columns, and to a tile, which is a whole number of slices long."""
+    for start in range(0, len(g), len(tile)):
+        part, sums = g[start : start + len(tile)], col[start : start + len(tile)]
+        for j in range(len(part)):
+            a = widen(part[j], tile[0])
+            q = a * a
+            tile[j] += q
+            sums[j] += q
+
+
+@summing
+def squares_of_four_tiles(
+    g0: Any, g1: Any, g2: Any, g3: Any, col: Any, tile0: Any, tile1: Any, tile2: Any, tile3: Any
+) -> None:
+    """Add G² of parts of four lines to the columns and to a tile for each line; the parts are no longer than a tile."""
+    for j in range(len(col)):
+        a0, a1, a2, a3 = widen(g0[j], col[j]), widen(g1[j], col[j]), widen(g2[j], col[j]), widen(g3[j], col[j])
+        q0, q1, q2, q3 = a0 * a0, a1 * a1, a2 * a2, a3 * a3
+        tile0[j] += q0
+        tile1[j] += q1
+        tile2[j] += q2
+        tile3[j] += q3
+        col[j] += (q0 + q1) + (q2 + q3)
+
+
+@summing
+def sum_of_squares(x: Any, stat: Any) -> Any:
+    """Return Σx² of a line."""
+    total = narrow(0.0, stat)
+    for j in range(len(x)):
+        a = widen(x[j], stat)
+        total += a * a
+    return total
+
+
+# ---- U and its energy
+
+
+@exactly
+def update_of(g: Any, row: Any, col: Any) -> Any:
+    """Return one element of U = G·r·c."""
+    return widen(g, col) * row * col
+
+
+@summing
+def energy_of(g: Any, row: Any, col: Any) -> Any:
+    """Return ΣU² of a line."""
+    total = narrow(0.0, col[0])
+    for j in range(len(g)):
+        u = update_of(g[j], pick(row, j), col[j])
+        total += u * u
+    return total
+
+
+@summing
+def add_column_energy(g: Any, row: Any, energy: Any) -> None:
+    """Add (G·r)² of one line to the columns."""
+    for j in range(len(g)):
+        r = pick(row, j)
+        u = widen(g[j], r) * r
+        energy[j] += u * u
+
+
+@summing
+def add_column_energy_of_four(
+    g0: Any, g1: Any, g2: Any, g3: Any, row0: Any, row1: Any, row2: Any, row3: Any, energy: Any
+) -> None:
+    """Add (G·r)² of four lines to the columns."""
+    for j in range(len(energy)):
+        r0, r1, r2, r3 = pick(row0, j), pick(row1, j), pick(row2, j), pick(row3, j)
+        u0, u1, u2, u3 = widen(g0[j], r0) * r0, widen(g1[j], r1) * r1, widen(g2[j], r2) * r2, widen(g3[j], r3) * r3
+        energy[j] += (u0 * u0 + u1 * u1) + (u2 * u2 + u3 * u3)
+
+
+# ---- steps
+
+
+@exactly
+def average(old: Any, new: Any, weight: Any) -> Any:
+    """Return one element of a momentum."""
+    return old + weight * (new - old)
+
+
+@exactly
+def stepped(x: Any, decay: Any, u: Any) -> Any:
+    """Return one element of the new X."""
+    return x * decay - u
+
+
+@exactly
+def blend(m: Any, g: Any, weight: Any) -> None:
+    """Average a gradient into its momentum."""
+    for j in range(len(m)):
+        m[j] = average(m[j], widen(g[j], weight), weight)
+
+
+@exactly
+def descend(x: Any, g: Any, row: Any, col: Any, decay: Any) -> None:
+    """Compute X·decay − U."""
+    for j in range(len(x)):
+        x[j] = narrow(stepped(widen(x[j], decay), decay, update_of(g[j], pick(row, j), col[j])), x[j])
+
+
+@exactly
+def descend_averaged(x: Any, m: Any, g: Any, row: Any, col: Any, weight: Any, decay: Any) -> None:
+    """Average U into the momentum M, and compute X·decay − M."""
+    for j in range(len(x)):
+        m[j] = average(m[j], update_of(g[j], pick(row, j), col[j]), weight)
+        x[j] = narrow(stepped(widen(x[j], decay), decay, m[j]), x[j])
+
+
+@summing
+def descend_two(
+    x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, r0: Any, r1: Any, col: Any,
+    averaged: bool, w1: Any, decay: Any, apply_factor: Any,
+) -> Any:  # fmt: skip
+    """Step two lines that lie far apart; return ΣX² before and after.
+
+    The step is X·decay − U, or X·decay − M·apply_factor with U averaged into M. With w1 = 0, decay = 1, apply_factor = 0
+    and r0 = r1 = 0 it has length zero, and the loop does nothing but sum.
+    """
+    before, after = narrow(0.0, decay), narrow(0.0, decay)
+    for j in range(len(col)):
+        u0, u1 = update_of(g0[j], r0, col[j]), update_of(g1[j], r1, col[j])
+        if averaged:
+            u0, u1 = average(m0[j], u0, w1), average(m1[j], u1, w1)
+            m0[j], m1[j] = u0, u1
+            u0, u1 = u0 * apply_factor, u1 * apply_factor
+        a, b = widen(x0[j], decay), widen(x1[j], decay)
+        before += a * a + b * b
+        a, b = stepped(a, decay, u0), stepped(b, decay, u1)
+        x0[j], x1[j] = narrow(a, x0[j]), narrow(b, x1[j])
+        after += a * a + b * b
+    return before, after
+
+
+# ---- 16-bit parameters that are not rounded to nearest
+
+
+@exactly
+def load(values: Any, x: Any) -> None:
+    """Convert X to numbers to compute with."""
+    for j in range(len(values)):
+        values[j] = widen(x[j], values[j])
+
+
+@exactly
+def load_compensated(values: Any, x: Any, c: Any) -> None:
+    """Convert X to numbers to compute with, and add what rounding took away before."""
+    for j in range(len(values)):
+        values[j] = widen(x[j], values[j]) + widen(c[j], values[j])
+
+
+@exactly
+def store_stochastic(x: Any, values: Any, first: int, step: int, key1: Any, key2: Any) -> None:
+    """Round each number to one neighbour or the other at random; the elements are numbered first, first + step, …."""
+    for j in range(len(values)):
+        x[j] = stochastic(values[j], random_word(first + j * step, key1, key2), x[j])
+
+
+@exactly
+def store_compensated(x: Any, c: Any, values: Any) -> None:
+    """Round to nearest, and keep what that takes away."""
+    for j in range(len(values)):
+        x[j] = narrow(values[j], x[j])
+        rounded = widen(x[j], values[j])
+        c[j] = narrow(values[j] - rounded if np.isfinite(rounded) else narrow(0.0, values[j]), c[j])
+
+
+# ---- tensors whose second moment is kept whole
+
+
+@exactly
+def averaged_square(v: Any, a: Any, keep: Any, fade: Any, w2: Any, eps1: Any) -> Any:
+    """Return one element of V̂: β̂₂·v + (1 − β̂₂)·(a² + ε₁), with β̂₂·v as keep·v − fade·v (see `keep_and_fade`)."""
+    return (keep * v - fade * v) + w2 * (a * a + eps1)
+
+
+@exactly
+def keep_and_fade(job: Any, stat: Any) -> Any:
+    """Split β̂₂ into keep − fade, such that neither β̂₂ near 0 nor 1 − β̂₂ near 0 is lost in float32.
+
+    The first term of the average stays positive, and exactly 0 at β̂₂ = 0.
+    """
+    if job.beta2 < 0.5:
+        return narrow(job.beta2, stat), narrow(0.0, stat)
+    return narrow(1.0, stat), narrow(job.w2, stat)
+
+
+@summing
+def energy_of_whole(g: Any, v: Any, m: Any, job: Any) -> Any:
+    """Return ΣU² and the sum of a share of V̂, with V̂ and the momentum as they will be; nothing is written."""
+    stat = v[0]
+    w1, w2, eps1 = narrow(job.w1, stat), narrow(job.w2, stat), narrow(job.eps1, stat)
+    keep, fade = keep_and_fade(job, stat)
+    averaged, energy, seen = job.momentum == OF_GRADIENT, narrow(0.0, stat), narrow(0.0, stat)
+    share = narrow(1.0 / WIDTH, stat)  # keeps the sum of V̂ in range
+    for j in range(len(v)):
+        a = widen(g[j], eps1)
+        new = averaged_square(v[j], a, keep, fade, w2, eps1)
+        u = average(m[j], a, w1) if averaged else a
+        energy += u * u / new
+        seen += new * share
+    return energy, seen
+
+
+@exactly
+def descend_whole(x: Any, g: Any, v: Any, m: Any, job: Any) -> None:
+    """Step V̂ and the momentum in the state, and X."""
+    w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
+    scale, decay, momentum = narrow(job.scale, v[0]), narrow(job.decay, v[0]), job.momentum
+    keep, fade = keep_and_fade(job, v[0])
+    for j in range(len(v)):
+        a = widen(g[j], eps1)
+        v[j] = averaged_square(v[j], a, keep, fade, w2, eps1)
+        if momentum == OF_GRADIENT:
+            a = average(m[j], a, w1)
+            m[j] = a
+        u = a / np.sqrt(v[j]) * scale
+        if momentum == OF_UPDATE:
+            u = average(m[j], u, w1)
+            m[j] = u
+        x[j] = narrow(stepped(widen(x[j], eps1), decay, u), x[j])
+
+
+# ---- vectors
+
+
+@exactly
+def repeat(values: Any, first: int, count: int, factor: Any, out: Any) -> None:
+    """Fill `out`, which holds a power of two of slices, with copies of `count` values × `factor`."""
+    for k in range(count):
+        out[k] = values[first + k] * factor
+    size = count
+    while size < len(out):
+        upper = out[size : 2 * size]
+        for k in range(size):
+            upper[k] = out[k]
+        size *= 2
+
+
+@exactly
+def gather_slices(tile: Any, count: int, row: Any, first: int) -> None:
+    """Add up the slices of a tile, a power of two of them, and add the sum to the row."""
+    size = len(tile) // 2
+    while size >= count:
+        upper = tile[size : 2 * size]
+        for k in range(size):
+            tile[k] += upper[k]
+        size //= 2
+    for k in range(count):
+        row[first + k] += tile[k]
+
+
+@exactly
+def fill(values: Any, first: int, last: int, number: Any) -> None:
+    """Set some of the values to a number."""
+    for j in range(first, last):
+        values[j] = number
+
+
+@exactly
+def add(total: Any, values: Any) -> None:
+    """Add the values to the totals."""
+    for j in range(len(values)):
+        total[j] += values[j]

@@ -1,0 +1,168 @@
+"""How a tensor lies in memory, and the order in which the compiled loops walk it without a copy.
+
+Nothing here needs NumPy or Numba: the planner asks it for sizes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from adafactor.bucket import Parameter
+
+UNIT = 2**15  # elements: the smallest piece of work for a thread (measured: below it the hand-over costs more)
+STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # the types that there are loops for
+
+
+@dataclass(frozen=True)
+class WalkOrder:
+    """How a tensor is walked.
+
+    Its axes are, in the order of memory, B × P × S × Q × K: P and Q are the two factored axes, P the outer one, and B,
+    S, K are the other axes before, between and after them. A tensor whose second moment is kept whole is all P.
+    """
+
+    sizes: tuple[int, int, int, int, int]  # B, P, S, Q, K
+    strides: tuple[int, int, int, int, int, int]  # of X along B, P, S, and of G
+    rows: int  # P's per unit
+    cuts: int  # units per B
+    groups: tuple[tuple[int, ...], ...]  # which axes are B, P, S and Q·K
+    order: tuple[int, ...] = ()  # the axes in the order of memory; () if the second moment is kept whole
+    axes: tuple[int, int] = (0, 0)  # which of them are P and Q
+
+    @property
+    def factored(self) -> bool:
+        """Is the second moment factored?"""
+        return bool(self.order)
+
+    @property
+    def units(self) -> int:
+        """The number of units."""
+        return self.sizes[0] * self.cuts
+
+    @property
+    def can_carry_x2(self) -> bool:
+        """Can a step carry ΣX² over to the next? A single unit would be read again to check it: that is all of X."""
+        return self.factored and self.sizes[4] == 1 and self.units > 1
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of the scratch vectors."""
+        return scratch_lengths(self.sizes, self.cuts, self.factored)
+
+    @cached_property
+    def scratch(self) -> int:
+        """The size of the scratch that a step needs, in doubles."""
+        return sum(self.lengths)
+
+
+def scratch_lengths(sizes: tuple[int, int, int, int, int], cuts: int, factored: bool) -> tuple[int, ...]:
+    """Compute the lengths of the vectors that a step needs besides the state, in doubles.
+
+    They are R and C, 1/√R and 1/√C, mean(R) of every slice, sums and energies of the columns for every unit, and three
+    results for every unit. This is compiled, too, so it keeps to numbers and tuples.
+    """
+    b, p, s, q, k = sizes
+    batch = b * s * k if factored else 0
+    row, col = p * batch, q * batch
+    return row, col, row, col, batch, col * cuts, col * cuts, 3 * b * cuts
+
+
+def find_walk_order(parameter: Parameter) -> WalkOrder | str:
+    """Find the order in which a parameter can be walked with gradients of the form it has, or say why there is none."""
+    x, form, shapes = parameter.x, parameter.gradient, parameter.layout
+    assert form is not None
+    if not stored(x.dtype, form.dtype):
+        return f"there is no loop for a {x.dtype} parameter with a {form.dtype} gradient"
+    for key in ("full", "momentum", "compensation"):
+        if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
+            return "its state has another order in memory"
+    shape = tuple(x.shape)
+    if shapes.row_axis is None or shapes.col_axis is None:
+        order = flat_order(shape, x.stride(), form.stride)
+    else:
+        order = factored_order(shape, x.stride(), form.stride, shapes.row_axis, shapes.col_axis)
+    if parameter.rounding == "stochastic" and isinstance(order, WalkOrder):
+        if numbering(order, shape, parameter.shape, parameter.offset) is None:
+            return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
+    return order
+
+
+@lru_cache(maxsize=4096)
+def numbering(
+    order: WalkOrder, part: tuple[int, ...], whole: tuple[int, ...], place: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The number in the whole of the part's first element, and what is added to it along B, P, S and Q·K."""
+    row_by_row = [prod(whole[axis + 1 :]) for axis in range(len(whole))]
+    steps = [_merge(part, row_by_row, axes) for axes in order.groups]
+    origin = sum(step * start for step, start in zip(row_by_row, place or (), strict=False))
+    return None if None in steps else (origin, *(step or 0 for step in steps))
+
+
+def stored(x: torch.dtype, g: torch.dtype) -> bool:
+    """Are there loops for a parameter and a gradient of these types?"""
+    return x in STORED and g in STORED and (g != torch.float64 or x == torch.float64)
+
+
+@lru_cache(maxsize=4096)
+def flat_order(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...]) -> WalkOrder | str:
+    long = [axis for axis in range(len(shape)) if shape[axis] > 1]
+    if any(x[axis] != g[axis] for axis in long):
+        return "its gradient has another order in memory"
+    width = 1
+    for axis in sorted(long, key=lambda axis: x[axis]):
+        if x[axis] != width:
+            return "it has gaps in memory and its second moment is kept whole"
+        width *= shape[axis]
+    size = prod(shape)
+    cuts = -(-size // UNIT)
+    every = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
+    return WalkOrder((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), UNIT, cuts, ((), every, (), ()))
+
+
+@lru_cache(maxsize=4096)
+def factored_order(
+    shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...], row: int, col: int
+) -> WalkOrder | str:
+    # an axis of length 1 may have any stride: it goes first
+    order = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
+    first, second = sorted((order.index(row), order.index(col)))
+    outer, middle, inner = order[:first], order[first + 1 : second], order[second + 1 :]
+    p, q = shape[order[first]], shape[order[second]]
+    b, s, k = (prod(shape[axis] for axis in axes) for axes in (outer, middle, inner))
+    steps: list[int] = []
+    for strides in (x, g):
+        along = [_merge(shape, strides, axes) for axes in (outer, middle, order[second:])]
+        if along[2] is None or (q * k > 1 and along[2] != 1):
+            return "its lines have gaps in memory" if strides is x else "its gradient has another order in memory"
+        if along[0] is None or along[1] is None:
+            return "its batch axes have gaps in memory"
+        steps += [along[0], strides[order[first]], along[1]]
+    rows, cuts = _units(p, s * q * k)
+    xb, xp, xs, gb, gp, gs = steps
+    groups, axes = (outer, order[first : first + 1], middle, order[second:]), (order[first], order[second])
+    return WalkOrder((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, cuts, groups, order, axes)
+
+
+def _merge(shape: tuple[int, ...], strides: Sequence[int], axes: tuple[int, ...]) -> int | None:
+    """The one stride of neighbouring axes taken together: 0 for none of them, None if they cannot be."""
+    long = [axis for axis in axes if shape[axis] > 1]
+    for outer, inner in zip(long, long[1:], strict=False):
+        if strides[outer] != strides[inner] * shape[inner]:
+            return None
+    return strides[long[-1]] if long else 0
+
+
+def _units(p: int, line: int) -> tuple[int, int]:
+    """P's per unit and units: enough for many threads, few enough that their column sums stay a small part."""
+    most = max(min(16, p // 64), min(32, p // 512), 1)
+    cuts = max(1, min(most, p * line // UNIT))
+    rows = -(-p // cuts)
+    rows += -rows % 4
+    return rows, -(-p // rows)
