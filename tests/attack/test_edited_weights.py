@@ -67,19 +67,22 @@ SPOILT: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def spoil_and_repair(walk: Walk, spoil: str, way: Callable[[nn.Parameter, Tensor], None]) -> None:
-    """Two steps, two with spoilt weights, and four from the weights that were there before."""
+    """Steps as usual, steps with spoilt weights, and steps from the weights that were there before.
+
+    Several of each: whatever a backend carries over from one undisturbed step to the next is then at work.
+    """
     shape, dtype = tuple(walk.p.shape), walk.p.dtype
-    for i in range(2):
+    for i in range(4):
         walk.check(random(shape, i, dtype))
-    good = walk.p.detach().clone()
+    good = walk.p.detach() * 0.02
     way(walk.p, SPOILT[spoil](good))
-    for i in range(2, 4):
+    for i in range(4, 8):
         if "NaN" in spoil:
             walk.step(random(shape, i, dtype))
         else:
             walk.check(random(shape, i, dtype))
     way(walk.p, good)
-    for i in range(4, 8):
+    for i in range(8, 10):
         walk.check(random(shape, i, dtype))
 
 
@@ -91,14 +94,15 @@ def test_a_step_starts_from_the_weights_that_are_there(
     spoil_and_repair(Walk(random((64, 64), 9), PLAIN, backend), spoil, way)
 
 
-@pytest.mark.parametrize("momentum", MOMENTUM)
-@pytest.mark.parametrize("spoil", ["a billionfold", "one huge element", "one NaN"])
+# the average of updates holds αₜ, so by the equations NaN weights make it NaN for ever
+SPOILT_WITH = [(m, s) for m in MOMENTUM for s in SPOILT if m != "momentum of the update" or "NaN" not in s]
+
+
+@pytest.mark.parametrize(("momentum", "spoil"), SPOILT_WITH)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_rolled_back_tensor_of_any_size_takes_the_oracles_steps(
     shape: tuple[int, ...], spoil: str, momentum: str, backend: str
 ) -> None:
-    if "NaN" in spoil and momentum == "momentum of the update":
-        pytest.skip("this average holds αₜ, so by the equations it is NaN from then on")
     row = MOMENTUM[momentum]
     if len(shape) == 4:
         row = replace(row, axes=(0, 1))
