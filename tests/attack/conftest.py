@@ -32,7 +32,6 @@ def threads() -> Iterator[None]:
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     """No garbage collector: what is still alive is held by somebody."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
