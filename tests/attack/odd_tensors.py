@@ -30,12 +30,12 @@ def two(t: Tensor) -> Tensor:
     """A wrapper: two tensors that go through every operation together, and no memory of its own."""
     from torch.testing._internal.two_tensor import TwoTensor
 
-    return TwoTensor(t.clone(), t.clone())  # type: ignore[no-any-return, no-untyped-call]
+    return TwoTensor(t.clone(), t.clone())
 
 
 def masked(t: Tensor) -> Tensor:
     """A tensor of which every element counts."""
-    return torch.masked.masked_tensor(t.clone(), torch.ones_like(t, dtype=torch.bool))  # type: ignore[no-any-return]
+    return torch.masked.masked_tensor(t.clone(), torch.ones_like(t, dtype=torch.bool))
 
 
 def fake() -> AbstractContextManager[Any]:
@@ -61,7 +61,7 @@ def values(t: Tensor) -> list[list[float]]:
     """What is in it; of a wrapper, what is in its first half."""
     inner: Tensor = getattr(t, "a", t)
     with torch.no_grad():
-        return inner.as_subclass(Tensor).tolist()  # type: ignore[no-any-return]
+        return inner.as_subclass(Tensor).tolist()
 
 
 def attempt(kind: str, backend: str) -> dict[str, Any]:

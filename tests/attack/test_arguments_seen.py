@@ -36,7 +36,7 @@ def trained(backend: str, steps: int = 3, change: dict[str, Any] | None = None, 
 
 
 HUGE = 10**400
-TOO_LARGE = {
+TOO_LARGE: dict[str, Any] = {
     "lr": HUGE,
     "weight_decay": HUGE,
     "clip": HUGE,
@@ -51,7 +51,7 @@ TOO_LARGE = {
 def test_an_integer_beyond_all_floats_is_refused_by_name(name: str, backend: str) -> None:
     p = nn.Parameter(random(SHAPE, 9))
     with pytest.raises(ValueError, match=name):
-        Adafactor([p], backend=backend, **{name: TOO_LARGE[name]})  # type: ignore[arg-type]
+        Adafactor([p], backend=backend, **{name: TOO_LARGE[name]})
     optimizer = Adafactor([p], backend=backend)
     p.grad = random(SHAPE, 0)
     optimizer.step()
@@ -183,7 +183,8 @@ WARNED = [(gaps, "auto"), (not_finite, "eager"), (not_finite, "cpu"), (not_finit
 def test_a_warning_points_at_the_line_that_called_step(
     made: Callable[[], tuple[nn.Parameter, torch.Tensor]], scheduled: bool, closed: bool, backend: str
 ) -> None:
-    p, p.grad = made()
+    p, g = made()
+    p.grad = g
     optimizer = Adafactor([p], backend=backend)
     if scheduled:
         LambdaLR(optimizer, lambda epoch: 1.0)

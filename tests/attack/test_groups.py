@@ -165,7 +165,7 @@ def test_after_a_backward_that_failed_training_goes_on(backend: str) -> None:
     def fail(_: Tensor) -> None:
         raise MemoryError("as from an allocator")
 
-    hook = model[0].weight.register_hook(fail)
+    hook = next(model.parameters()).register_hook(fail)
     with pytest.raises(MemoryError):
         model(random((3, 4), 0)).square().mean().backward()
     hook.remove()

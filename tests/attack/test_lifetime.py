@@ -139,7 +139,7 @@ def with_a_closure(model: nn.Module, optimizer: Adafactor) -> None:
         optimizer.zero_grad()
         loss = model(random((3, 6), 0)).square().mean()
         loss.backward()
-        return loss.item()
+        return float(loss.detach())
 
     optimizer.step(closure)
 

@@ -111,6 +111,10 @@ def test_an_average_of_updates_is_not_taken_for_one_of_gradients(
     assert None in failures, failures
 
 
+def tensor(value: float) -> Any:
+    return torch.tensor(value)
+
+
 def lr_run(backend: str, lr: Any, change: Callable[[Adafactor, float], None], **keywords: Any) -> torch.Tensor:
     p = nn.Parameter(random((30, 20), 9))
     optimizer = Adafactor([p], lr=lr, lr_decay=None, backend=backend, **keywords)
@@ -147,8 +151,8 @@ def test_a_learning_rate_in_a_tensor_makes_the_steps_of_its_number(
 def test_a_tensor_is_no_way_around_the_limits_of_the_learning_rate(value: float, any_backend: str) -> None:
     p = nn.Parameter(random((4, 3), 0))
     with pytest.raises(ValueError, match="lr"):
-        Adafactor([p], lr=torch.tensor(value), backend=any_backend)  # type: ignore[arg-type]
-    optimizer = Adafactor([p], lr=torch.tensor(0.01), backend=any_backend)  # type: ignore[arg-type]
+        Adafactor([p], lr=tensor(value), backend=any_backend)
+    optimizer = Adafactor([p], lr=tensor(0.01), backend=any_backend)
     p.grad = torch.ones(4, 3)
     optimizer.step()
     written(optimizer, value)
@@ -160,9 +164,9 @@ def test_a_tensor_is_no_way_around_the_limits_of_the_learning_rate(value: float,
 
 def test_a_scheduler_drives_a_learning_rate_in_a_tensor(any_backend: str) -> None:
     ends = []
-    for lr in (0.25, torch.tensor(0.25)):
+    for lr in (0.25, tensor(0.25)):
         p = nn.Parameter(random((30, 20), 9))
-        optimizer = Adafactor([p], lr=lr, lr_decay=None, backend=any_backend)  # type: ignore[arg-type]
+        optimizer = Adafactor([p], lr=lr, lr_decay=None, backend=any_backend)
         scheduler = LambdaLR(optimizer, lambda epoch: 0.5**epoch)
         for i in range(5):
             p.grad = random((30, 20), i)
