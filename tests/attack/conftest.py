@@ -1,0 +1,37 @@
+"""Every test of this folder runs on each backend; what it changes in torch or Python is put back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(params=["eager", "cpu"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Both kernels, by name."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["eager", "cpu", "auto"])
+def any_backend(request: pytest.FixtureRequest) -> str:
+    """For what the named backend "cpu" may refuse: "auto" and "eager" must do it."""
+    return str(request.param)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Put torch's number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """No garbage collector: what is still alive is held by somebody."""
+    gc.disable()
+    yield
+    gc.enable()

@@ -1,0 +1,212 @@
+"""What is given is taken, or refused by name: odd numbers, odd dtypes, old names, and whom a warning is for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from adafactor import Adafactor, step_in_backward
+from tests.attack.helpers import assert_unchanged, random, refused, snapshot
+
+SHAPE = (30, 20)
+FLOAT8 = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+]
+
+
+def trained(backend: str, steps: int = 3, change: dict[str, Any] | None = None, **keywords: Any) -> torch.Tensor:
+    """The parameter after so many steps; `change` goes into its group after the first."""
+    p = nn.Parameter(random(SHAPE, 9))
+    optimizer = Adafactor([p], backend=backend, **keywords)
+    for i in range(steps):
+        p.grad = random(SHAPE, i)
+        optimizer.step()
+        optimizer.param_groups[0].update(change or {})
+    return p.detach()
+
+
+HUGE = 10**400
+TOO_LARGE: dict[str, Any] = {
+    "lr": HUGE,
+    "weight_decay": HUGE,
+    "clip": HUGE,
+    "decay_rate": HUGE,
+    "beta1": HUGE,
+    "beta2": HUGE,
+    "eps": (1e-30, HUGE),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_an_integer_beyond_all_floats_is_refused_by_name(name: str, backend: str) -> None:
+    p = nn.Parameter(random(SHAPE, 9))
+    with pytest.raises(ValueError, match=name):
+        Adafactor([p], backend=backend, **{name: TOO_LARGE[name]})
+    optimizer = Adafactor([p], backend=backend)
+    p.grad = random(SHAPE, 0)
+    optimizer.step()
+    kept = snapshot(optimizer)["weights"]
+    optimizer.param_groups[0][name] = TOO_LARGE[name]
+    with pytest.raises(ValueError, match=name):
+        optimizer.step()
+    assert torch.equal(snapshot(optimizer)["weights"][0], kept[0]) and int(optimizer.state[p]["step"]) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_eps_in_an_array_is_taken_for_its_numbers_or_refused_by_name(dtype: Any, backend: str) -> None:
+    numbers = np.array([1e-3, 1e-2], dtype)
+    expected = trained(backend, eps=(float(numbers[0]), float(numbers[1])))
+    ends: list[torch.Tensor] = []
+    message = refused(lambda: ends.append(trained(backend, eps=numbers)), TypeError)
+    assert torch.equal(ends[0], expected) if message is None else "eps" in message
+
+
+def test_eps_that_becomes_an_array_in_mid_run_is_taken_or_refused_by_name(backend: str) -> None:
+    expected = trained(backend, change={"eps": (1e-3, 1e-2)})
+    ends: list[torch.Tensor] = []
+    change = {"eps": np.array([1e-3, 1e-2])}
+    message = refused(lambda: ends.append(trained(backend, change=change)), TypeError)
+    assert torch.equal(ends[0], expected) if message is None else "eps" in message
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_a_dtype_that_cannot_be_stepped_is_refused_by_name_at_once(dtype: torch.dtype, any_backend: str) -> None:
+    p = nn.Parameter(torch.ones(SHAPE).to(dtype))
+    with pytest.raises(TypeError, match=str(dtype).removeprefix("torch.")) as refusal:
+        Adafactor([("weight", p)], backend=any_backend)
+    assert "weight" in str(refusal.value)
+    optimizer = Adafactor([nn.Parameter(random(SHAPE, 9))], backend=any_backend)
+    with pytest.raises(TypeError, match=str(dtype).removeprefix("torch.")):
+        optimizer.add_param_group({"params": [p]})
+    assert len(optimizer.param_groups) == 1 and p not in optimizer.state
+
+
+@pytest.mark.parametrize("of", ["update", "gradient"])
+@pytest.mark.parametrize("where", ["keyword", "group"])
+def test_the_old_name_of_momentum_of_is_taken_with_a_warning(of: str, where: str, backend: str) -> None:
+    expected = trained(backend, beta1=0.9, momentum_of=of)
+    p = nn.Parameter(random(SHAPE, 9))
+    with pytest.warns(DeprecationWarning, match="momentum_of") as told:
+        if where == "keyword":
+            optimizer = Adafactor([p], beta1=0.9, momentum=of, backend=backend)
+        else:
+            optimizer = Adafactor([{"params": [p], "momentum": of}], beta1=0.9, backend=backend)
+    assert [warning.filename for warning in told] == [__file__]
+    assert optimizer.param_groups[0]["momentum_of"] == of
+    for i in range(3):
+        p.grad = random(SHAPE, i)
+        optimizer.step()
+    assert torch.equal(p, expected)
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[None]:
+    """New tensors are made on another device than the parameters'."""
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+KEYWORDS: list[dict[str, Any]] = [
+    {},
+    {"on_nonfinite": "raise"},
+    {"on_nonfinite": "ignore", "factored": False},
+    {"beta1": 0.9, "relative": False},
+    {"factored": "row", "weight_decay": 0.1, "clip": None},
+]
+
+
+def run_with(keywords: dict[str, Any], backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """All that a run can do, with tensors whose device is said."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    values = [torch.randn(SHAPE, generator=generator, device="cpu").to(dtype) for _ in range(6)]
+    model = nn.ParameterList([nn.Parameter(values[0].clone()), nn.Parameter(values[0][0].clone())])
+    optimizer = Adafactor(model.parameters(), backend=backend, **keywords)
+    for value in values[1:4]:
+        model[0].grad, model[1].grad = value.clone(), value[0].clone()
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    with step_in_backward(model, optimizer):
+        ((model[0] * values[4]).sum() + (model[1] * values[5][1]).sum()).backward()
+        optimizer.step()
+    records = optimizer.report()
+    assert all(record.steps == 1 for record in records) or all(record.steps == 4 for record in records)
+    return [p.detach() for p in model]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
+def test_torchs_default_device_does_not_matter_to_parameters_on_another(
+    keywords: dict[str, Any], dtype: torch.dtype, any_backend: str, request: pytest.FixtureRequest
+) -> None:
+    expected = run_with(keywords, any_backend, dtype)
+    request.getfixturevalue("elsewhere")
+    got = run_with(keywords, any_backend, dtype)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_nor_does_it_matter_to_rounding(rounding: str, any_backend: str, request: pytest.FixtureRequest) -> None:
+    expected = run_with({"rounding": rounding}, any_backend, torch.bfloat16)
+    request.getfixturevalue("elsewhere")
+    got = run_with({"rounding": rounding}, any_backend, torch.bfloat16)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def gaps() -> tuple[nn.Parameter, torch.Tensor]:
+    """A tensor with gaps in memory, which the compiled loops may leave to plain torch."""
+    return nn.Parameter(torch.ones(30, 40)[:, ::2]), torch.ones(30, 20)
+
+
+def not_finite() -> tuple[nn.Parameter, torch.Tensor]:
+    """A gradient that is skipped."""
+    return nn.Parameter(torch.ones(SHAPE)), torch.full(SHAPE, float("nan"))
+
+
+# only auto falls back
+WARNED = [(gaps, "auto"), (not_finite, "eager"), (not_finite, "cpu"), (not_finite, "auto")]
+
+
+@pytest.mark.parametrize(("made", "backend"), WARNED)
+@pytest.mark.parametrize("scheduled", [False, True], ids=["plain", "with a scheduler"])
+@pytest.mark.parametrize("closed", [False, True], ids=["step()", "step(closure)"])
+def test_a_warning_points_at_the_line_that_called_step(
+    made: Callable[[], tuple[nn.Parameter, torch.Tensor]], scheduled: bool, closed: bool, backend: str
+) -> None:
+    p, g = made()
+    p.grad = g
+    optimizer = Adafactor([p], backend=backend)
+    if scheduled:
+        LambdaLR(optimizer, lambda epoch: 1.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if closed:
+                optimizer.step(lambda: 0.0)
+            else:
+                optimizer.step()
+    assert [warning.filename for warning in told] in ([__file__], []), told[0].filename
+    assert told or made is gaps
+
+
+def test_a_refused_group_leaves_the_optimizer_as_it_was(backend: str) -> None:
+    p, q = (nn.Parameter(random(SHAPE, i)) for i in range(2))
+    optimizer = Adafactor([p], backend=backend)
+    p.grad = q.grad = random(SHAPE, 2)
+    optimizer.step()
+    kept = snapshot(optimizer)
+    for wrong in ({"lr": HUGE}, {"eps": "small"}, {"axes": (0, 5)}, {"beta1": 2.0}):
+        with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
+            optimizer.add_param_group({"params": [q], **wrong})
+        assert_unchanged(optimizer, kept)
+    optimizer.step()

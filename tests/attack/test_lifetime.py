@@ -1,0 +1,190 @@
+"""Nothing is kept of a parameter that is no longer in use: its memory is free when its last holder lets go of it."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adafactor import Adafactor, step_in_backward
+from tests.attack.helpers import random
+
+pytestmark = pytest.mark.usefixtures("without_collector")
+Reference = weakref.ref[Any]
+SHAPE = (30, 20)
+
+
+def step(optimizer: Adafactor, seed: int = 0) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = random(tuple(p.shape), seed)
+    optimizer.step()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """What a first step imports leaves frames behind that only the collector frees."""
+    for backend in ("eager", "cpu"):
+        step(Adafactor([nn.Parameter(random(SHAPE, 0))], backend=backend))
+
+
+def replace(optimizer: Adafactor, keep_state: bool) -> Reference:
+    """Put another parameter in the place of the first, as pruning does; returns a weak reference to the old one."""
+    params = optimizer.param_groups[0]["params"]
+    old = params[0]
+    state = optimizer.state.pop(old)
+    params[0] = nn.Parameter(old.detach().clone())
+    if keep_state:
+        optimizer.state[params[0]] = state
+    return weakref.ref(old)
+
+
+@pytest.mark.parametrize("keep_state", [True, False], ids=["with its state", "without state"])
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_replaced_parameter_is_gone_after_the_next_step(keep_state: bool, others: int, any_backend: str) -> None:
+    params = [nn.Parameter(random(SHAPE, i)) for i in range(1 + others)]
+    optimizer = Adafactor(params, backend=any_backend)
+    del params
+    step(optimizer)
+    step(optimizer)
+    for seed in range(4):
+        old = replace(optimizer, keep_state)
+        step(optimizer, seed)
+        assert old() is None
+        step(optimizer, seed)
+
+
+def test_a_replaced_parameter_is_gone_although_a_report_has_been_made(any_backend: str) -> None:
+    optimizer = Adafactor([nn.Parameter(random(SHAPE, 0)), nn.Parameter(random((7,), 1))], backend=any_backend)
+    for seed in range(4):
+        step(optimizer, seed)
+        optimizer.report()
+        old = replace(optimizer, keep_state=True)
+        step(optimizer, seed)
+        optimizer.report()
+        assert old() is None
+
+
+def test_a_parameter_that_is_taken_out_of_its_group_is_gone_after_the_next_step(any_backend: str) -> None:
+    optimizer = Adafactor([nn.Parameter(random(SHAPE, i)) for i in range(3)], backend=any_backend)
+    step(optimizer)
+    step(optimizer)
+    taken = optimizer.param_groups[0]["params"].pop()
+    del optimizer.state[taken]
+    old = weakref.ref(taken)
+    del taken
+    step(optimizer)
+    assert old() is None
+
+
+def test_a_parameter_that_is_replaced_while_it_steps_inside_backward_is_gone_after_the_next_step(
+    any_backend: str,
+) -> None:
+    model = nn.Linear(6, 4)
+    optimizer = Adafactor(model.parameters(), backend=any_backend)
+    step_in_backward(model, optimizer)
+
+    def once() -> None:
+        model(random((3, 6), 0)).square().mean().backward()
+        optimizer.step()
+
+    once()
+    old = replace(optimizer, keep_state=True)
+    model.weight = optimizer.param_groups[0]["params"][0]
+    once()
+    once()
+    assert old() is None
+    assert int(optimizer.state[model.weight]["step"]) == 3
+
+
+def nothing_more(model: nn.Module, optimizer: Adafactor) -> None:
+    pass
+
+
+def reported(model: nn.Module, optimizer: Adafactor) -> None:
+    optimizer.report()
+
+
+def loaded(model: nn.Module, optimizer: Adafactor) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(optimizer)
+
+
+def inside_backward(model: nn.Module, optimizer: Adafactor) -> None:
+    handle = step_in_backward(model, optimizer)
+    model(random((3, 6), 0)).square().mean().backward()
+    optimizer.step()
+    handle.remove()
+
+
+def failed(model: nn.Module, optimizer: Adafactor) -> None:
+    optimizer.param_groups[0]["lr"] = "fast"
+    with pytest.raises(TypeError):
+        step(optimizer)
+
+
+def in_other_groups(model: nn.Module, optimizer: Adafactor) -> None:
+    group = optimizer.param_groups[0]
+    optimizer.param_groups.append({**group, "params": [group["params"].pop()], "lr": 1e-3})
+    step(optimizer)
+
+
+def with_a_closure(model: nn.Module, optimizer: Adafactor) -> None:
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(random((3, 6), 0)).square().mean()
+        loss.backward()
+        return float(loss.detach())
+
+    optimizer.step(closure)
+
+
+USES: list[Callable[[nn.Module, Adafactor], None]] = [
+    nothing_more,
+    reported,
+    loaded,
+    inside_backward,
+    failed,
+    in_other_groups,
+    with_a_closure,
+]
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: str(use.__name__))
+@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"on_nonfinite": "raise"}], ids=str)
+def test_parameters_are_free_as_soon_as_model_and_optimizer_are(
+    use: Callable[[nn.Module, Adafactor], None], keywords: dict[str, Any], any_backend: str
+) -> None:
+    def run() -> list[Reference]:
+        model = nn.Linear(6, 4)
+        optimizer = Adafactor(model.parameters(), backend=any_backend, **keywords)
+        step(optimizer)
+        step(optimizer)
+        use(model, optimizer)
+        return [weakref.ref(p) for p in model.parameters()] + [weakref.ref(optimizer)]
+
+    assert [reference() for reference in run()] == [None, None, None]
+
+
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+def test_the_optimizer_does_not_outlive_its_last_holder(first: str, any_backend: str) -> None:
+    model = nn.Linear(6, 4)
+    optimizer = Adafactor(model.parameters(), backend=any_backend)
+    step(optimizer)
+    step(optimizer)
+    weight, held = weakref.ref(model.weight), weakref.ref(optimizer)
+    if first == "model":
+        del model
+        assert weight() is not None, "the optimizer holds it"
+        del optimizer
+    else:
+        del optimizer
+        assert held() is None
+        assert torch.equal(model.weight, model.weight)
+        del model
+    assert held() is None and weight() is None

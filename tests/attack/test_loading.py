@@ -1,0 +1,175 @@
+"""A state dict that does not fit is refused before anything changes, or is taken for what it means."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adafactor import Adafactor
+from tests.attack.helpers import assert_unchanged, full, random, refused, snapshot
+from tests.integrations.exact import assert_same
+
+SHAPES = {"first": (4, 4), "second": (5, 3), "third": (6,)}
+StateDict = dict[str, Any]
+
+
+def optimizer_of(backend: str, seed: int, **keywords: Any) -> Adafactor:
+    """After three steps, which are others for another seed."""
+    params = [(name, nn.Parameter(random(shape, seed))) for name, shape in SHAPES.items()]
+    optimizer = Adafactor(params, backend=backend, **keywords)
+    for i in range(3):
+        for _, p in params:
+            p.grad = random(tuple(p.shape), seed + i)
+        optimizer.step()
+    return optimizer
+
+
+def set_to(key: str, value: Any, number: int = 1) -> Callable[[StateDict], None]:
+    def edit(saved: StateDict) -> None:
+        saved["state"][number][key] = value
+
+    return edit
+
+
+def without(key: str, number: int = 1) -> Callable[[StateDict], None]:
+    def edit(saved: StateDict) -> None:
+        del saved["state"][number][key]
+
+    return edit
+
+
+def third(key: str, value: Any) -> Callable[[StateDict], None]:
+    return set_to(key, value, number=2)
+
+
+WRONG: dict[str, tuple[str, Callable[[StateDict], None]]] = {
+    "row too short": ("row", set_to("row", torch.ones(4))),
+    "row with an axis too many": ("row", set_to("row", torch.ones(5, 1))),
+    "row a single number": ("row", set_to("row", torch.ones(()))),
+    "row of the columns' length": ("row", set_to("row", torch.ones(3))),
+    "row None": ("row", set_to("row", None)),
+    "row a word": ("row", set_to("row", "ones")),
+    "row of complex numbers": ("row", set_to("row", torch.ones(5, dtype=torch.complex64))),
+    "no row": ("row", without("row")),
+    "col too long": ("col", set_to("col", torch.ones(4))),
+    "col None": ("col", set_to("col", None)),
+    "no col": ("col", without("col")),
+    "full too short": ("full", third("full", torch.ones(5))),
+    "full None": ("full", third("full", None)),
+    "no full": ("full", without("full", number=2)),
+    "momentum of another shape": ("momentum", set_to("momentum", torch.ones(3, 5))),
+    "momentum None": ("momentum", set_to("momentum", None)),
+    "no step": ("step", without("step")),
+    "step None": ("step", set_to("step", None)),
+    "step a word": ("step", set_to("step", "three")),
+    "step -1": ("step", set_to("step", torch.tensor(-1.0))),
+    "step -5": ("step", set_to("step", torch.tensor(-5.0))),
+    "step -1 without a tensor": ("step", set_to("step", -1)),
+    "step NaN": ("step", set_to("step", torch.tensor(math.nan))),
+    "step infinite": ("step", set_to("step", torch.tensor(math.inf))),
+    "step two and a half": ("step", set_to("step", torch.tensor(2.5))),
+    "two steps": ("step", set_to("step", torch.tensor([3.0, 3.0]))),
+    "no steps": ("step", set_to("step", torch.tensor([]))),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_state_that_cannot_be_is_refused_before_anything_changes(wrong: str, backend: str) -> None:
+    key, edit = WRONG[wrong]
+    saved = copy.deepcopy(optimizer_of(backend, 100, beta1=0.9).state_dict())
+    edit(saved)
+    optimizer = optimizer_of(backend, 200, beta1=0.9)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError) as refusal:
+        optimizer.load_state_dict(saved)
+    assert ("third" if key == "full" else "second") in str(refusal.value) and key in str(refusal.value)
+    assert_unchanged(optimizer, before)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    optimizer.step()  # and training goes on
+
+
+def listed(saved: StateDict) -> None:
+    saved["state"][1]["row"] = saved["state"][1]["row"].tolist()
+
+
+def as_after_json(saved: StateDict) -> None:
+    saved["state"] = {str(number): state for number, state in saved["state"].items()}
+
+
+def all_through_json(saved: StateDict) -> None:
+    lists = {n: {k: v.tolist() for k, v in state.items()} for n, state in saved["state"].items()}
+    saved["state"] = json.loads(json.dumps(lists))
+
+
+def partly_as_after_json(saved: StateDict) -> None:
+    saved["state"]["1"] = saved["state"].pop(1)
+
+
+MEANT: dict[str, Callable[[StateDict], None]] = {
+    "step of shape [1]": set_to("step", torch.tensor([3.0])),
+    "step a Python number": set_to("step", 3),
+    "step of another dtype": set_to("step", torch.tensor(3)),
+    "row a list": listed,
+    "keys as after JSON": as_after_json,
+    "one key as after JSON": partly_as_after_json,
+    "all through JSON": all_through_json,
+}
+
+
+@pytest.mark.parametrize("meant", MEANT)
+def test_a_state_that_can_be_understood_is_taken_for_what_it_means_or_refused(meant: str, backend: str) -> None:
+    source = optimizer_of(backend, 100)
+    saved = copy.deepcopy(source.state_dict())
+    MEANT[meant](saved)
+    optimizer = optimizer_of(backend, 200)
+    before = snapshot(optimizer)
+    message = refused(lambda: optimizer.load_state_dict(saved), ValueError)
+    if message is not None:
+        assert "JSON" in meant or ("second" in message and ("step" in message or "row" in message))
+        assert_unchanged(optimizer, before)
+        return
+    assert_same(full(optimizer.state_dict())["state"], full(source.state_dict())["state"])
+
+
+def test_a_refused_load_leaves_the_next_step_as_it_would_have_been(backend: str) -> None:
+    optimizer, twin = (optimizer_of(backend, 200, beta1=0.9) for _ in range(2))
+    saved = copy.deepcopy(optimizer_of(backend, 100, beta1=0.9, lr=0.5).state_dict())
+    saved["state"][2]["full"] = saved["state"][2]["full"][:-1]
+    with pytest.raises(ValueError, match="third"):
+        optimizer.load_state_dict(saved)
+    for each in (optimizer, twin):
+        for p in each.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+        each.step()
+    assert_unchanged(optimizer, snapshot(twin))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("of", ["update", "gradient"])
+def test_a_checkpoint_from_when_the_keyword_was_called_momentum_goes_on(of: str, backend: str) -> None:
+    source = optimizer_of(backend, 100, beta1=0.9, momentum_of=of)
+    saved = copy.deepcopy(source.state_dict())
+    for group in saved["param_groups"]:
+        group.pop("momentum_of")
+        group["momentum"] = of
+    optimizer = optimizer_of(backend, 200, beta1=0.9)
+    optimizer.load_state_dict(saved)
+    assert [group["momentum_of"] for group in optimizer.param_groups] == [of]
+    for p, q in zip(optimizer.param_groups[0]["params"], source.param_groups[0]["params"], strict=True):
+        with torch.no_grad():
+            p.copy_(q)
+        p.grad = q.grad = torch.ones_like(p)
+    optimizer.step()
+    source.step()
+    ours, theirs = snapshot(optimizer), snapshot(source)
+    assert_same(ours["state"], theirs["state"])
+    assert_same(ours["weights"], theirs["weights"])
