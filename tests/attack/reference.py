@@ -1,8 +1,8 @@
 """One step of `Adafactor` as float64 NumPy says it should be, from the real values of X, G and the state.
 
-It is `tests/oracle.py`'s `step`, fed with what the optimizer's groups and state hold; nothing of `src` is used. What the
-documentation promises beyond the paper (which axes are factored, `maximize`, skipped gradients, Kahan's remainder) is
-written down here once more. `allowed` says how far from this a correct step may be.
+It is `tests/oracle.py`'s `step`, fed with what the optimizer's groups and state hold; nothing of `src` is used. What
+the documentation promises beyond the paper (which axes are factored, `maximize`, skipped gradients, Kahan's remainder)
+is written down here once more. `allowed` says how far from this a correct step may be.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def outcome(group: Mapping[str, Any], dtype: torch.dtype, x: Array, g: Array, st
 
 def relative_error(size: int, dtype: torch.dtype) -> float:
     """Of a change, and of every statistic, of a tensor of that many entries: roundings, and sums in double."""
-    return ROUNDINGS * float(torch.finfo(statistics_dtype(dtype)).eps) + SUMMED * size**0.5
+    return ROUNDINGS * float(torch.finfo(statistics_dtype(dtype)).eps) + SUMMED * float(size**0.5)
 
 
 def allowed(expected: Outcome, dtype: torch.dtype, rounding: str = "nearest", tolerance: float | None = None) -> Array:
@@ -123,7 +123,7 @@ def allowed(expected: Outcome, dtype: torch.dtype, rounding: str = "nearest", to
     # X·(1 − ρλ), then minus the change, each rounded to the statistics' precision; as much again for this model's own
     step += 4 * wide.eps * max(expected.scale, float(np.abs(expected.x).max(initial=0.0)))
     if rounding == "kahan" and dtype.itemsize < 4:  # X plus what is left over, itself a number of this dtype
-        return step + np.square(torch.finfo(dtype).eps) * np.abs(expected.x) + _smallest(dtype)
+        return np.asarray(step + torch.finfo(dtype).eps ** 2 * np.abs(expected.x) + _smallest(dtype))
     units = 1.0 if rounding == "stochastic" and dtype.itemsize < 4 else 0.5
     return np.asarray(step + units * torch.finfo(dtype).eps * (np.abs(expected.x) + step) + _smallest(dtype))
 

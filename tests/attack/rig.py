@@ -118,8 +118,8 @@ class Rig:
                 assert same(reference.exact(p), before[name]), f"{name} changed in a step that was refused"
             return
         assert outcome == ("refused" if refused else "stepped")
-        for g, values in grads.values():
-            assert same(reference.exact(g), values), "a gradient was written to"
+        for given, values in grads.values():
+            assert same(reference.exact(given), values), "a gradient was written to"
         for name, p in self.params.items():
             if refused:
                 expected[name] = Outcome(before[name], self.kept[name], taken=False)

@@ -1,6 +1,6 @@
 """Three steps of everything: shapes × memory × dtypes × keywords × magnitudes × threads, each against the oracle.
 
-A case is a function of its number alone: `python -m tests.attack.test_fuzz 1234` runs one again, and says what is wrong.
+A case is a function of its number alone: `python -m tests.attack.test_fuzz 1234` runs one again and says what is wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from torch.nn import Parameter
 from adafactor import Adafactor
 from tests.attack import reference
 from tests.attack.reference import MOMENTUM_OF
+
+Span = tuple[float, float]
 
 STEPS = 3
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -102,7 +104,9 @@ def laid_out(random: np.random.Generator, t: Tensor, like: Tensor | None = None)
     return t.contiguous()
 
 
-def filled(random: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype, span: tuple[float, float]) -> Tensor:
+def filled(
+    random: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype, span: tuple[float, float]
+) -> Tensor:
     """Normal values of one magnitude in the span, or of one for each row; some of them zeros."""
     value = np.clip(random.normal(size=shape), -3, 3)
     exponent = random.uniform(*span)
