@@ -16,7 +16,7 @@ from adafactor import Adafactor
 from tests.attack import reference
 from tests.attack.reference import Outcome, Values
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the reference, which keeps statistics of its own
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}  # of the reference, which keeps statistics of its own
 REPAIRED = 1e-5  # of a step after a change of X that nothing announced
 EXPECTED_WARNINGS = ".*(stepped by plain torch|its gradient is not finite)"
 

@@ -25,8 +25,8 @@ SHAPES = [(6, 5), (7,), (), (3, 4, 5), (40, 33), (5, 6)]
 MOST = 8  # parameters
 SEEDS = st.integers(0, 10**6)
 WHICH = st.integers(0, MOST - 1)
-FACTORS = st.sampled_from([0.5, -1.0, 0.0, 1e-9, 1e9])
-LARGEST = 1e10
+FACTORS = st.sampled_from([0.5, -1.0, 0.0, 1e-6, 1e6])
+LARGEST = 1e7  # that an edit leaves; exploding adds nine digits, and squares must stay in float32
 SETTINGS: dict[str, list[Any]] = {
     "lr": [1e-2, 0.3, 1e-4, 0.0],
     "weight_decay": [0.0, 0.1, 1.0],
@@ -190,13 +190,13 @@ class Machine(RuleBasedStateMachine):
     def roll_the_model_back(self) -> None:
         self.rig.model.load_state_dict(self.saved_model, strict=False)
 
-    @between_steps(seed_of_spike=SEEDS, lr=st.sampled_from([0.5, 1e3, 1e5]))
+    @between_steps(seed_of_spike=SEEDS, lr=st.sampled_from([0.5, 1e3]))
     def let_the_weights_explode_and_roll_them_back(self, seed_of_spike: int, lr: float) -> None:
         before = copy.deepcopy(self.rig.model.state_dict())
         usual = [(group["lr"], group["lr_decay"]) for group in self.rig.groups]
         for group in self.rig.groups:
             group["lr"], group["lr_decay"] = lr, None
-        for number in range(2):
+        for number in range(3):
             self.set_gradients(seed_of_spike + number)
             self.rig.step()
         for group, (old, decay) in zip(self.rig.groups, usual, strict=True):
