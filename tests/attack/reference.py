@@ -1,0 +1,206 @@
+"""One step of `Adafactor` as float64 NumPy says it should be, from the real values of X, G and the state.
+
+It is `tests/oracle.py`'s `step`, fed with what the optimizer's groups and state hold; nothing of `src` is used. What
+the documentation promises beyond the paper (which axes are factored, `maximize`, skipped gradients, Kahan's remainder)
+is written down here once more. `allowed` says how far from this a correct step may be.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adafactor import Adafactor
+from tests import oracle
+
+Array = NDArray[np.float64]
+Values = dict[str, Array]  # a parameter's state in float64, under the optimizer's keys
+
+# what β₁ averages; the keyword has changed its name
+MOMENTUM_OF = "momentum_of" if "momentum_of" in inspect.signature(Adafactor).parameters else "momentum"
+STATISTICS = {torch.float64: torch.float64}  # of every other dtype: float32
+ROUNDINGS = 32  # a step multiplies, divides and takes roots a dozen times; nothing in it cancels
+SUMMED = 4 * 2.0**-52  # the error of a sum in double, times the root of the number of its terms
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step should leave, if its numbers were exact."""
+
+    x: Array
+    state: Values
+    taken: bool  # False: the gradient was not finite, and all is as it was
+    length: float = 0.0  # the largest entry of the change, the decay left aside
+    scale: float = 0.0  # the largest |X|
+    rms_update: float = float("nan")
+    step_size: float = float("nan")
+
+    @property
+    def finite(self) -> bool:
+        """Is there anything to compare with?"""
+        return all(bool(np.isfinite(value).all()) for value in (self.x, *self.state.values()))
+
+
+def exact(t: Tensor) -> Array:
+    """A copy of a tensor's values in float64."""
+    return np.array(t.detach().double().numpy(), dtype=np.float64, copy=True)
+
+
+def values(state: Mapping[str, Tensor]) -> Values:
+    """A copy of a parameter's state in float64."""
+    return {key: exact(value) for key, value in state.items()}
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of R, C, V̂ and m̂."""
+    return STATISTICS.get(dtype, torch.float32)
+
+
+def factored_axes(shape: tuple[int, ...], factored: str | bool, axes: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The (row, column) axes; None where the second moment is kept whole."""
+    if factored is False or len(shape) < 2 or 0 in shape:
+        return None
+    if axes is not None:
+        row, col = axes[0] % len(shape), axes[1] % len(shape)
+    else:  # the two largest, of equals the later ones, in their own order
+        row, col = sorted(sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:])
+    return None if factored == "outer" and 1 in (shape[row], shape[col]) else (row, col)
+
+
+def is_good(g: Array, dtype: torch.dtype) -> bool:
+    """Is the gradient's square finite in the precision of the statistics?"""
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = np.square(g)
+    return bool((square <= torch.finfo(statistics_dtype(dtype)).max).all())
+
+
+def rho(group: Mapping[str, Any], t: float) -> float:
+    """ρₜ."""
+    return min(float(group["lr"]), t**-0.5) if group["lr_decay"] == "rsqrt" else float(group["lr"])
+
+
+def outcome(group: Mapping[str, Any], dtype: torch.dtype, x: Array, g: Array, state: Mapping[str, Array]) -> Outcome:
+    """One step of a parameter of this dtype in this group, from X, G and a state that may be empty."""
+    held = dict(state)
+    if x.size == 0 or (group["on_nonfinite"] != "ignore" and not is_good(g, dtype)):
+        return Outcome(x, held, taken=False)
+    axes = factored_axes(x.shape, group["factored"], group["axes"])
+    row, memory = _row(group, axes), _memory(held, x.shape, axes)
+    t = float(held.get("step", np.zeros(()))) + 1
+    rate = rho(group, t)
+    share = 1 - rate * row.weight_decay
+    # the average of updates keeps its sign when `maximize` is switched; that of gradients is of G as it comes
+    of_gradient = bool(row.beta1) and row.momentum == "gradient"
+    with np.errstate(all="ignore"):
+        new = oracle.step(row, x, -g if group["maximize"] and not of_gradient else g, int(t), rate, memory)
+        change = new - x * share
+        if group["maximize"] and of_gradient:
+            new = x * share - change
+        if group["rounding"] == "kahan" and "compensation" in held:
+            new = new + held["compensation"] * share
+        length, scale = float(np.abs(change).max()), float(np.abs(x).max())
+    alpha = max(row.eps2, oracle.rms(x)) * rate if row.relative else rate
+    after = {**held, **_state(memory, x.shape, axes, row), "step": np.asarray(t)}
+    return Outcome(new, after, True, length, scale, memory.rms_u[-1], alpha)
+
+
+def relative_error(size: int, dtype: torch.dtype) -> float:
+    """Of a change, and of every statistic, of a tensor of that many entries: roundings, and sums in double."""
+    return ROUNDINGS * float(torch.finfo(statistics_dtype(dtype)).eps) + SUMMED * float(size**0.5)
+
+
+def allowed(expected: Outcome, dtype: torch.dtype, rounding: str = "nearest", tolerance: float | None = None) -> Array:
+    """How far from the exact X each entry may be: an error of the step relative to its length, and the storing of X."""
+    wide = torch.finfo(statistics_dtype(dtype))
+    step = (relative_error(expected.x.size, dtype) if tolerance is None else tolerance) * expected.length
+    # X·(1 − ρλ), then minus the change, each rounded to the statistics' precision; as much again for this model's own
+    step += 4 * wide.eps * max(expected.scale, float(np.abs(expected.x).max(initial=0.0)))
+    if rounding == "kahan" and dtype.itemsize < 4:  # X plus what is left over, itself a number of this dtype
+        return np.asarray(step + torch.finfo(dtype).eps ** 2 * np.abs(expected.x) + _smallest(dtype))
+    units = 1.0 if rounding == "stochastic" and dtype.itemsize < 4 else 0.5
+    return np.asarray(step + units * torch.finfo(dtype).eps * (np.abs(expected.x) + step) + _smallest(dtype))
+
+
+def state_problem(
+    expected: Outcome, state: Mapping[str, Tensor], dtype: torch.dtype, tolerance: float | None = None
+) -> str:
+    """What is wrong in a state; nothing if it is right."""
+    wide = statistics_dtype(dtype)
+    relative = relative_error(expected.x.size, dtype) if tolerance is None else tolerance
+    for key, should in expected.state.items():
+        if key == "compensation":
+            continue  # compared together with X
+        if key not in state:
+            return f"state has no {key!r}"
+        value = exact(state[key])
+        if state[key].dtype != (torch.float32 if key == "step" else wide):
+            return f"{key} is {state[key].dtype}"
+        if value.shape != should.shape:
+            return f"{key} has the shape {value.shape}, not {should.shape}"
+        # an average of terms of either sign is as exact as its terms; all others are sums of positive terms
+        size = np.abs(should).max(initial=0.0) if key == "momentum" else np.abs(should)
+        limit = 0.0 if key == "step" else relative * size + 2 * _smallest(wide)
+        wrong = ~(np.abs(value - should) <= limit)
+        if wrong.any():
+            return f"{key} is {value[wrong].flat[0]!r}, should be {should[wrong].flat[0]!r}"
+    return ""
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    limits = torch.finfo(dtype)
+    return float(limits.smallest_normal * limits.eps)
+
+
+def _row(group: Mapping[str, Any], axes: tuple[int, int] | None) -> oracle.Row:
+    return oracle.Row(
+        estimator="none" if axes is None else str(group["factored"]),
+        beta1=group["beta1"],
+        momentum=group[MOMENTUM_OF],
+        beta2=group["beta2"],
+        c=group["decay_rate"],
+        d=group["clip"],
+        relative=group["relative"],
+        multiplier=1.0,
+        eps1=group["eps"][0],
+        eps2=group["eps"][1],
+        weight_decay=group["weight_decay"],
+        axes=axes,
+    )
+
+
+def _memory(state: Values, shape: tuple[int, ...], axes: tuple[int, int] | None) -> oracle.Memory:
+    """The oracle's sums, factored axes last, from the state's means."""
+    memory = oracle.Memory()
+    if axes is None:
+        memory.v = state.get("full", 0.0)
+    else:
+        row, col = axes
+        if "row" in state:
+            memory.r = np.moveaxis(np.expand_dims(state["row"], col) * shape[col], axes, (-2, -1))
+        if "col" in state:
+            memory.c = np.moveaxis(np.expand_dims(state["col"], row) * shape[row], axes, (-2, -1))
+    if "momentum" in state:
+        memory.m = state["momentum"] if axes is None else np.moveaxis(state["momentum"], axes, (-2, -1))
+    return memory
+
+
+def _state(memory: oracle.Memory, shape: tuple[int, ...], axes: tuple[int, int] | None, row: oracle.Row) -> Values:
+    """The state's means from the oracle's sums."""
+    found: Values = {}
+    if axes is None:
+        found["full"] = np.asarray(memory.v)
+    else:
+        if row.estimator in ("outer", "row"):
+            found["row"] = np.moveaxis(memory.r, (-2, -1), axes).squeeze(axes[1]) / shape[axes[1]]
+        if row.estimator in ("outer", "column"):
+            found["col"] = np.moveaxis(memory.c, (-2, -1), axes).squeeze(axes[0]) / shape[axes[0]]
+    if row.beta1:
+        found["momentum"] = memory.m if axes is None else np.moveaxis(memory.m, (-2, -1), axes)
+    return found

@@ -1,0 +1,205 @@
+"""A model, its optimizer, and beside them what both should be: a float64 reference, and a newborn optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from adafactor import Adafactor
+from tests.attack import reference
+from tests.attack.reference import Outcome, Values
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}  # of the reference, which keeps statistics of its own
+REPAIRED = 1e-5  # of a step after a change of X that nothing announced
+EXPECTED_WARNINGS = ".*(stepped by plain torch|its gradient is not finite)"
+
+
+@dataclass
+class Tally:
+    """What the next report should say of a parameter."""
+
+    steps: int = 0
+    skipped: int = 0
+    last: Outcome | None = None
+
+
+class Rig:
+    """Steps, and compares after each."""
+
+    def __init__(self, backend: str, dtype: torch.dtype, **keywords: Any):
+        """Without parameters; `grow` brings them."""
+        self.backend, self.dtype, self.keywords = backend, dtype, keywords
+        self.model = nn.Module()
+        self.optimizer: Any = None
+        self.kept: dict[str, Values] = {}
+        self.tallies: dict[str, Tally] = {}
+        self.unannounced: set[str] = set()  # whose values were changed since the last step through `.data`
+
+    @property
+    def params(self) -> dict[str, Parameter]:
+        """By name."""
+        return dict(self.model.named_parameters())
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's."""
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
+
+    @property
+    def structure(self) -> tuple[tuple[str, ...], ...]:
+        """The names in each group."""
+        names = {id(p): name for name, p in self.params.items()}
+        return tuple(tuple(names[id(p)] for p in group["params"]) for group in self.groups)
+
+    def grow(self, values: list[Tensor], **keywords: Any) -> None:
+        """A group of new parameters."""
+        made = []
+        for value in values:
+            name = f"p{len(self.params)}"
+            self.model.register_parameter(name, Parameter(value))
+            self.tallies[name] = Tally()
+            made.append(name)
+        group = {"params": [self.params[name] for name in made], **keywords}
+        if self.optimizer is None:
+            self.optimizer = Adafactor([group], backend=self.backend, **self.keywords)
+        else:
+            self.optimizer.add_param_group(group)
+        for name in made:
+            self.kept[name] = reference.values(self.optimizer.state[self.params[name]])
+
+    def group_of(self, name: str) -> dict[str, Any]:
+        """The group that a parameter is in now."""
+        return next(group for names, group in zip(self.structure, self.groups, strict=True) if name in names)
+
+    def start_tallies_anew(self) -> None:
+        """As the optimizer does when it is copied or loaded."""
+        self.tallies = {name: Tally() for name in self.params}
+
+    def start_tally_of(self, name: str) -> None:
+        """As the optimizer does for a parameter that it has not seen before."""
+        self.tallies[name] = Tally()
+
+    def newborn(self) -> tuple[dict[str, Parameter], Any]:
+        """Clones of the parameters with the same gradients, and an optimizer made for them from the state dict."""
+        clones = {name: Parameter(p.detach().clone(), p.requires_grad) for name, p in self.params.items()}
+        for name, p in self.params.items():
+            clones[name].grad = p.grad
+        groups = [
+            {**group, "params": [clones[name] for name in names]}
+            for names, group in zip(self.structure, self.groups, strict=True)
+        ]
+        optimizer = Adafactor(groups, backend=self.backend)
+        optimizer.load_state_dict(self.optimizer.state_dict())
+        return clones, optimizer
+
+    def step(self, act: Callable[[], object] | None = None) -> None:
+        """One step with the gradients that are there, by `optimizer.step()` or another act, and all comparisons."""
+        before = {name: reference.exact(p) for name, p in self.params.items()}
+        grads = {name: (p.grad, reference.exact(p.grad)) for name, p in self.params.items() if p.grad is not None}
+        expected = {name: Outcome(x, self.kept[name], taken=False) for name, x in before.items()}
+        for name, (_, g) in grads.items():
+            expected[name] = reference.outcome(self.group_of(name), self.dtype, before[name], g, self.kept[name])
+        bad = {name for name, (_, g) in grads.items() if not reference.is_good(g, self.dtype)}
+        refused = any(self.group_of(name)["on_nonfinite"] == "raise" for name in bad)
+        clones, newborn = self.newborn()
+
+        outcome, twin_outcome = attempt(act or self.optimizer.step), attempt(newborn.step)
+        if outcome == "cannot":  # the order of memory; nothing may have changed
+            assert self.backend == "cpu", "only backend='cpu' may refuse an order of memory"
+            for name, p in self.params.items():
+                assert same(reference.exact(p), before[name]), f"{name} changed in a step that was refused"
+            return
+        assert outcome == ("refused" if refused else "stepped")
+        for given, values in grads.values():
+            assert same(reference.exact(given), values), "a gradient was written to"
+        for name, p in self.params.items():
+            if refused:
+                expected[name] = Outcome(before[name], self.kept[name], taken=False)
+            if twin_outcome == outcome:
+                self._compare_with_newborn(name, clones[name], newborn.state[clones[name]], expected[name])
+            self._compare_with_reference(name, p, expected[name])
+            self._count(name, expected[name], skipped=name in bad and not refused)
+        self.unannounced.clear()
+
+    def _compare_with_newborn(self, name: str, clone: Tensor, state: dict[str, Tensor], expected: Outcome) -> None:
+        p, ours = self.params[name], self.optimizer.state[self.params[name]]
+        assert set(ours) == set(state), f"{name}: {set(ours)} in the state, {set(state)} in a newborn's"
+        # state that lies in another order than X since X was turned may go another way to the same result
+        turned = any(key in ours and ours[key].stride() != p.stride() for key in ("full", "momentum"))
+        pairs = [("X", p, clone), *((key, ours[key], state[key]) for key in ours)]
+        loose = expected.taken and (turned or name in self.unannounced)
+        for key, a, b in pairs:
+            a, b = a.detach(), b.detach()
+            if not loose:
+                assert same(a, b), f"{key} of {name} has other bits than that of a newborn optimizer"
+            elif expected.finite:
+                limit = REPAIRED * expected.length if key == "X" else REPAIRED * float(b.abs().max())
+                limit += 4 * torch.finfo(self.dtype).eps * float(b.abs().max())
+                assert float((a - b).abs().max()) <= limit, f"{key} of {name} is not that of a newborn optimizer"
+
+    def _compare_with_reference(self, name: str, p: Tensor, expected: Outcome) -> None:
+        x, state = reference.exact(p), self.optimizer.state[p]
+        if not expected.finite:  # a NaN was let through, as asked
+            self.kept[name] = reference.values(state)
+            return
+        if not expected.taken:
+            assert same(x, expected.x), f"{name} changed although no step was to be taken"
+        limit = reference.allowed(expected, self.dtype, tolerance=TOLERANCE[self.dtype])
+        far = np.abs(x - expected.x)
+        assert bool((far <= limit).all()), (
+            f"{name} is off by {far.max():.3g}, {far.max() / (expected.length or np.inf):.2g} of the step's length"
+        )
+        problem = reference.state_problem(expected, state, self.dtype, TOLERANCE[self.dtype])
+        assert not problem, f"{name}: {problem}"
+        self.kept[name] = expected.state
+
+    def _count(self, name: str, expected: Outcome, skipped: bool) -> None:
+        tally = self.tallies[name]
+        if expected.taken:
+            tally.steps, tally.last = tally.steps + 1, expected
+        elif skipped:
+            tally.skipped += 1
+
+    def report(self) -> None:
+        """Ask for it, and compare it with what was counted."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", EXPECTED_WARNINGS, RuntimeWarning)
+            records = self.optimizer.report()
+        for name, record in zip([name for names in self.structure for name in names], records, strict=True):
+            tally = self.tallies[name]
+            assert (record.steps, record.skipped) == (tally.steps, tally.skipped), f"{name}: steps and skipped"
+            if tally.last is None:
+                assert np.isnan(record.rms_update), f"{name} has a figure without a step"
+            elif np.isfinite(tally.last.rms_update) and tally.last.finite:
+                np.testing.assert_allclose(record.rms_update, tally.last.rms_update, 1e-4, err_msg=f"RMS(U) of {name}")
+                np.testing.assert_allclose(record.step_size, tally.last.step_size, 1e-4, err_msg=f"α of {name}")
+            tally.steps = 0
+
+
+def attempt(act: Callable[[], object]) -> str:
+    """What came of a step: "stepped", "refused" (a gradient not finite) or "cannot" (an order of memory)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", EXPECTED_WARNINGS, RuntimeWarning)
+        try:
+            act()
+        except FloatingPointError:
+            return "refused"
+        except ValueError as problem:
+            if "cannot step" not in str(problem):
+                raise
+            return "cannot"
+    return "stepped"
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal to the bit, or both NaN."""
+    a, b = torch.as_tensor(a).detach(), torch.as_tensor(b).detach()
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -1,0 +1,274 @@
+"""Three steps of everything: shapes × memory × dtypes × keywords × magnitudes × threads, each against the oracle.
+
+A case is a function of its number alone: `python -m tests.attack.test_fuzz 1234` runs one again and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from adafactor import Adafactor
+from tests.attack import reference
+from tests.attack.reference import MOMENTUM_OF
+
+Span = tuple[float, float]
+
+STEPS = 3
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+LARGE = [(300, 200), (3, 20_000), (20_000, 3), (70_000,), (40, 30, 40), (2, 3, 90, 90)]  # that threads share
+NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
+X_RANGE = {torch.float16: (-7.0, 3.0)}  # of decimal exponents; of every other dtype
+G_RANGE = {torch.float16: (-7.0, 4.0)}
+X_USUAL, G_USUAL = (-25.0, 17.0), (-30.0, 18.0)
+KEYWORDS: dict[str, list[Any]] = {
+    "lr": [1e-2, 1e-2, 0.5, 0.0],
+    "lr_decay": ["rsqrt", None],
+    "relative": [True, True, False],
+    "factored": ["outer", "outer", "row", "column", False],
+    "beta1": [0.0, 0.0, 0.9, 0.3],
+    MOMENTUM_OF: ["update", "gradient"],
+    "beta2": [None, None, 0.999, 0.5, 0.0],
+    "decay_rate": [0.8, 0.8, 0.5, 1.0],
+    "clip": [1.0, 1.0, None, 0.1, 3.0],
+    "eps": [(1e-30, 1e-3), (1e-30, 1e-3), (1e-30, 0.5), (1e-8, 1e-6), (2e-38, 1e-3)],
+    "weight_decay": [0.0, 0.1, 1.5],
+    "axes": [None, None, (0, 1), (-1, -2), (-2, -1), (0, -1)],
+    "maximize": [False, False, True],
+    "rounding": ["nearest", "stochastic", "kahan"],
+    "on_nonfinite": ["skip", "skip", "raise", "ignore"],
+}
+
+
+@dataclass
+class Case:
+    """What one number stands for."""
+
+    number: int
+    threads: int
+    keywords: dict[str, Any]
+    params: list[Tensor]
+    grads: list[list[Tensor | None]] = field(default_factory=list)  # of each step
+
+    def __str__(self) -> str:
+        """In one line."""
+        told = [f"{str(p.dtype)[6:]}{tuple(p.shape)}/{p.stride()}" for p in self.params]
+        return f"case {self.number}: {self.threads} threads, {', '.join(told)}, {self.keywords}"
+
+
+def pick(random: np.random.Generator, choices: list[Any]) -> Any:
+    return choices[int(random.integers(len(choices)))]
+
+
+def make_shape(random: np.random.Generator) -> tuple[int, ...]:
+    if random.random() < 0.04:
+        return tuple(pick(random, LARGE))
+    axes = int(random.integers(0, 6))
+    shape = [int(random.integers(2, 13 if axes < 3 else 9 - axes)) for _ in range(axes)]
+    for axis in range(len(shape)):
+        if random.random() < 0.15:
+            shape[axis] = 1
+        elif random.random() < 0.02:
+            shape[axis] = 0
+        elif random.random() < 0.05:
+            shape[axis] = int(random.integers(10, 70))
+    return tuple(shape)
+
+
+def laid_out(random: np.random.Generator, t: Tensor, like: Tensor | None = None) -> Tensor:
+    """The same values in some other memory, or in the order of another tensor's."""
+    kind = pick(random, ["contiguous", "like", "like", "permuted", "gaps", "reversed"])
+    if kind == "like" and like is not None:
+        return torch.empty_like(like, memory_format=torch.preserve_format).copy_(t)
+    if kind in ("permuted", "reversed") and t.dim() > 1:
+        order = [int(a) for a in random.permutation(t.dim())] if kind == "permuted" else [*range(t.dim())][::-1]
+        back = [order.index(axis) for axis in range(t.dim())]
+        return t.permute(order).contiguous().permute(back)
+    if kind == "gaps" and t.dim():
+        axis, step = int(random.integers(t.dim())), int(random.integers(2, 4))
+        room = torch.full([*t.shape[:axis], t.shape[axis] * step, *t.shape[axis + 1 :]], float("nan"), dtype=t.dtype)
+        there = room[(slice(None),) * axis + (slice(None, None, step),)]
+        return there.copy_(t)
+    return t.contiguous()
+
+
+def filled(
+    random: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype, span: tuple[float, float]
+) -> Tensor:
+    """Normal values of one magnitude in the span, or of one for each row; some of them zeros."""
+    value = np.clip(random.normal(size=shape), -3, 3)
+    exponent = random.uniform(*span)
+    if random.random() < 0.5:
+        exponent = random.uniform(max(span[0], -3.0), min(span[1], 1.0))
+    scale: Any = 10.0**exponent
+    if shape and random.random() < 0.2:
+        scale = 10.0 ** random.uniform(*span, size=shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    if random.random() < 0.2:
+        value = value * (random.random(size=shape) < 0.5)
+    if random.random() < 0.05:
+        value = value * 0
+    return torch.tensor(value * scale).to(dtype)
+
+
+def make_gradient(random: np.random.Generator, p: Tensor) -> Tensor | None:
+    if random.random() < 0.05:
+        return None
+    g = filled(random, tuple(p.shape), p.dtype, G_RANGE.get(p.dtype, G_USUAL))
+    if random.random() < 0.08 and g.numel():
+        g.view(-1)[int(random.integers(g.numel()))] = pick(random, NOT_FINITE)
+    if random.random() < 0.1 and g.dim():
+        axis = int(random.integers(g.dim()))
+        return g.narrow(axis, 0, min(1, g.shape[axis])).expand(g.shape) if g.numel() else g
+    return laid_out(random, g, p)
+
+
+def make_case(number: int) -> Case:
+    random = np.random.default_rng(number)
+    keywords = {name: pick(random, choices) for name, choices in KEYWORDS.items() if random.random() < 0.6}
+    case = Case(number, int(pick(random, [1, 2, 4])), keywords, [])
+    for _ in range(int(pick(random, [1, 1, 2, 4]))):
+        dtype = pick(random, DTYPES)
+        value = filled(random, make_shape(random), dtype, X_RANGE.get(dtype, X_USUAL))
+        case.params.append(laid_out(random, value))
+    case.grads = [[make_gradient(random, p) for p in case.params] for _ in range(STEPS)]
+    return case
+
+
+def copied(t: Tensor) -> Tensor:
+    """A copy that lies in memory as the original does, gaps and repetitions included."""
+    room = torch.empty(t.untyped_storage().nbytes() // t.element_size(), dtype=t.dtype)
+    room.copy_(t.as_strided(room.shape, (1,), 0))
+    return room.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def problem(case: Case, backend: str) -> str:
+    """What is wrong with a case on a backend; nothing if all is right."""
+    params = [Parameter(copied(p)) for p in case.params]
+    optimizer = Adafactor(params, **case.keywords, backend=backend)
+    group = optimizer.param_groups[0]
+    for number, grads in enumerate(case.grads, start=1):
+        expected = []
+        for p, g in zip(params, grads, strict=True):
+            p.grad = None if g is None else copied(g)
+            x, state = reference.exact(p), reference.values(optimizer.state[p])
+            gradient = None if g is None else reference.exact(g)
+            expected.append(
+                reference.Outcome(x, state, taken=False)
+                if gradient is None
+                else reference.outcome(group, p.dtype, x, gradient, state)
+            )
+        bad = [g is not None and not reference.is_good(reference.exact(g), g.dtype) for g in grads]
+        if any(bad) and group["on_nonfinite"] == "ignore":
+            return ""  # let through as asked; what it leaves is not promised
+        refused = any(bad) and group["on_nonfinite"] == "raise"
+        if refused:
+            expected = [
+                reference.Outcome(reference.exact(p), reference.values(optimizer.state[p]), taken=False) for p in params
+            ]
+        try:
+            optimizer.step()
+        except FloatingPointError:
+            if not refused:
+                return f"step {number}: refused a finite gradient"
+        except ValueError as wrong:
+            if backend == "cpu" and "cannot step" in str(wrong):
+                return ""
+            raise
+        else:
+            if refused:
+                return f"step {number}: a gradient that is not finite was not refused"
+        for i, (p, should) in enumerate(zip(params, expected, strict=True)):
+            if wrong_here := difference(group, p, optimizer.state[p], should):
+                return f"step {number}, parameter {i}: {wrong_here}"
+    return ""
+
+
+def difference(group: dict[str, Any], p: Tensor, state: dict[str, Tensor], expected: reference.Outcome) -> str:
+    """What of a parameter and its state is not as expected."""
+    x, rounding = reference.exact(p), group["rounding"]
+    if not expected.taken:
+        same = np.array_equal(x, expected.x, equal_nan=True) and all(
+            key in state and np.array_equal(reference.exact(state[key]), value, equal_nan=True)
+            for key, value in expected.state.items()
+        )
+        return "" if same else "changed although no step was to be taken"
+    if not expected.finite:
+        return "the model itself is not finite: a mistake of this test"
+    if p.dtype.itemsize < 4 and rounding == "kahan":
+        x = x + reference.exact(state["compensation"])
+    limit = reference.allowed(expected, p.dtype, rounding)
+    with np.errstate(invalid="ignore"):
+        wrong = ~(np.abs(x - expected.x) <= limit)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        return (
+            f"{int(wrong.sum())} of {wrong.size} entries of X wrong, the first {x.flat[at]!r}, should be "
+            f"{expected.x.flat[at]!r} ± {limit.flat[at]:.2g} (step of {expected.length:.2g})"
+        )
+    return reference.state_problem(expected, state, p.dtype)
+
+
+@contextmanager
+def quiet(threads: int) -> Iterator[None]:
+    """So many threads, and without the warnings that are meant to come."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*(stepped by plain torch|its gradient is not finite)", RuntimeWarning)
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def problems(number: int) -> list[str]:
+    """Of one case, on every backend."""
+    case = make_case(number)
+    found = []
+    with quiet(case.threads):
+        for backend in ("eager", "auto", "cpu"):
+            if wrong := problem(case, backend):
+                found.append(f"{backend}, {case}: {wrong}")
+    return found
+
+
+def fuzz(first: int, seconds: float, least: int) -> tuple[int, list[str]]:
+    """Cases from a number on until the time is over; how many, and the problems of the first that have any."""
+    end, number, found = time.monotonic() + seconds, first, list[str]()
+    while (time.monotonic() < end or number - first < least) and len(found) < 10:
+        found += problems(number)
+        number += 1
+    return number - first, found
+
+
+def test_every_case_equals_the_oracle(record_property: Any) -> None:
+    problems(0)  # compiles
+    count, found = fuzz(0, seconds=35, least=150)
+    record_property("cases", count)
+    print(f"{count} cases")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+def test_every_case_of_an_hour_equals_the_oracle(record_property: Any) -> None:
+    count, found = fuzz(1_000_000, seconds=float(os.environ.get("FUZZ_SECONDS", "3600")), least=150)
+    record_property("cases", count)
+    print(f"{count} cases")
+    assert not found, "\n".join(found)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        print("\n".join(problems(int(argument)) or [f"case {argument} is right"]))

@@ -1,0 +1,319 @@
+"""What training scripts do between steps, in any order: after each step the optimizer is where it should be."""
+
+# ruff: noqa: D102 -- the name of a rule says what happens
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from torch import Tensor
+from torch.nn import Parameter
+
+from adafactor import step_in_backward
+from tests.attack.reference import MOMENTUM_OF
+from tests.attack.rig import Rig
+
+SHAPES = [(6, 5), (7,), (), (3, 4, 5), (40, 33), (5, 6)]
+MOST = 8  # parameters
+SEEDS = st.integers(0, 10**6)
+WHICH = st.integers(0, MOST - 1)
+FACTORS = st.sampled_from([0.5, -1.0, 0.0, 1e-6, 1e6])
+LARGEST = 1e7  # that an edit leaves; exploding adds nine digits, and squares must stay in float32
+SETTINGS: dict[str, list[Any]] = {
+    "lr": [1e-2, 0.3, 1e-4, 0.0],
+    "weight_decay": [0.0, 0.1, 1.0],
+    "clip": [1.0, None, 0.1],
+    "beta2": [None, 0.99, 0.5],
+    "relative": [True, False],
+    "on_nonfinite": ["skip", "raise", "ignore"],
+    "eps": [(1e-30, 1e-3), (1e-30, 0.5), (1e-6, 1e-3)],
+    "maximize": [False, True],
+}
+
+
+def between_steps(**draws: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Any]:
+    """A rule that is followed by so many steps; some of what is kept from step to step takes three to settle."""
+
+    def decorate(change: Callable[..., None]) -> Any:
+        def run(self: Machine, seed: int, steps: int, **drawn: Any) -> None:
+            change(self, **drawn)
+            for number in range(steps):
+                self.set_gradients(seed + number)
+                self.rig.step()
+
+        run.__name__ = change.__name__
+        everything: dict[str, Any] = {"seed": SEEDS, "steps": st.sampled_from([0, 1, 2, 4]), **draws}
+        return rule(**everything)(run)
+
+    return decorate
+
+
+def pickled(things: Any) -> Any:
+    return pickle.loads(pickle.dumps(things))
+
+
+class Machine(RuleBasedStateMachine):
+    """One run of training with everything that may happen in it."""
+
+    backend = "eager"
+    rig: Rig
+
+    def __init__(self) -> None:
+        """Nothing is saved yet."""
+        super().__init__()
+        self.threads = torch.get_num_threads()
+        self.saved_model: dict[str, Tensor] = {}
+        self.saved_optimizer: tuple[Any, Any, Any] | None = None
+
+    def teardown(self) -> None:
+        """As it was."""
+        torch.set_num_threads(self.threads)
+
+    @initialize(
+        seed=SEEDS,
+        dtype=st.sampled_from([torch.float64, torch.float64, torch.float64, torch.float32]),
+        factored=st.sampled_from(["outer", "outer", "outer", "row", "column", False]),
+        momentum=st.sampled_from([(0.0, "update"), (0.0, "update"), (0.9, "update"), (0.9, "gradient")]),
+        shapes=st.lists(st.sampled_from(SHAPES), min_size=2, max_size=4),
+    )
+    def begin(self, seed: int, dtype: torch.dtype, factored: Any, momentum: tuple[float, str], shapes: Any) -> None:
+        self.rig = Rig(self.backend, dtype, factored=factored, beta1=momentum[0], **{MOMENTUM_OF: momentum[1]})
+        self.rig.grow(self.values(seed, shapes[1:]))
+        self.rig.grow(self.values(seed + 1, shapes[:1]), lr=0.1, weight_decay=0.1)
+
+    def values(self, seed: int, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        random = torch.Generator().manual_seed(seed)
+        return [torch.randn(shape, generator=random, dtype=self.rig.dtype) for shape in shapes]
+
+    def parameter(self, which: int) -> tuple[str, Parameter]:
+        params = list(self.rig.params.items())
+        return params[which % len(params)]
+
+    def set_gradients(self, seed: int, kind: str = "all") -> None:
+        for number, p in enumerate(self.rig.params.values()):
+            random = torch.Generator().manual_seed(seed * 100 + number)
+            chance = float(torch.rand((), generator=random))
+            g = torch.randn(p.shape, generator=random, dtype=p.dtype) * 10 ** float(torch.randn((), generator=random))
+            if kind == "not finite" and chance < 0.4:
+                g.view(-1)[0] = [float("nan"), float("inf")][number % 2]
+            if kind == "strides" and p.dim() > 1 and chance < 0.5:
+                g = g.transpose(0, -1).contiguous().transpose(0, -1)
+            elif kind == "strides" and p.dim() and chance < 0.7:
+                g = g[:1].expand(p.shape)
+            else:  # as backward leaves it
+                g = torch.empty_like(p).copy_(g).detach()
+            p.grad = None if not p.requires_grad or (kind == "missing" and chance < 0.5) else g
+
+    # ---- steps
+
+    @rule(seed=SEEDS, kind=st.sampled_from(["all", "missing", "not finite", "strides"]))
+    def step(self, seed: int, kind: str) -> None:
+        self.set_gradients(seed, kind)
+        self.rig.step()
+
+    @rule()
+    def step_again_with_the_same_gradients(self) -> None:
+        self.rig.step()
+
+    @rule(seed=SEEDS)
+    def step_inside_backward(self, seed: int) -> None:
+        if not any(p.requires_grad for p in self.rig.params.values()):
+            return
+        self.set_gradients(seed)
+        grads = {p: p.grad for p in self.rig.params.values() if p.grad is not None}
+
+        def act() -> None:
+            self.rig.optimizer.zero_grad()
+            with step_in_backward(self.rig.model, self.rig.optimizer):
+                torch.stack([(p * g).sum() for p, g in grads.items()]).sum().backward()
+                self.rig.optimizer.step()
+
+        self.rig.step(act)
+
+    # ---- the weights
+
+    def in_range(self, p: Tensor, factor: float) -> float:
+        return factor if float(p.detach().abs().max()) * factor < LARGEST else 1 / LARGEST
+
+    @between_steps(which=WHICH, factor=FACTORS)
+    def edit_in_place(self, which: int, factor: float) -> None:
+        _, p = self.parameter(which)
+        with torch.no_grad():
+            p.mul_(self.in_range(p, factor))
+
+    @between_steps(which=WHICH, factor=FACTORS)
+    def edit_through_data(self, which: int, factor: float) -> None:
+        name, p = self.parameter(which)
+        p.data.mul_(self.in_range(p, factor))
+        self.rig.unannounced.add(name)
+
+    @between_steps(which=WHICH, factor=st.sampled_from([1.0, 1.0, 0.5]))
+    def swap_data_for_a_copy(self, which: int, factor: float) -> None:
+        name, p = self.parameter(which)
+        p.data = p.data.clone() * factor
+        self.rig.unannounced.add(name)
+
+    @between_steps(which=WHICH)
+    def swap_data_for_another_order_of_memory(self, which: int) -> None:
+        name, p = self.parameter(which)
+        kept_whole = {"full", "momentum"} & set(self.rig.optimizer.state[p])
+        if p.dim() > 1 and not (self.backend == "cpu" and kept_whole):  # which "cpu" refuses, and says so
+            p.data = p.data.transpose(0, -1).contiguous().transpose(0, -1)
+            p.grad = None
+            self.rig.unannounced.add(name)
+
+    @between_steps(which=WHICH)
+    def replace_a_parameter_and_move_its_state(self, which: int) -> None:
+        name, old = self.parameter(which)
+        new = Parameter(old.detach().clone() * 0.9, old.requires_grad)
+        params = self.rig.group_of(name)["params"]
+        params[next(i for i, p in enumerate(params) if p is old)] = new
+        if old in self.rig.optimizer.state:
+            self.rig.optimizer.state[new] = self.rig.optimizer.state.pop(old)
+        self.rig.model.register_parameter(name, new)
+        self.rig.start_tally_of(name)
+
+    @rule()
+    def save_the_model(self) -> None:
+        self.saved_model = copy.deepcopy(self.rig.model.state_dict())
+
+    @precondition(lambda self: bool(self.saved_model))
+    @between_steps()
+    def roll_the_model_back(self) -> None:
+        self.rig.model.load_state_dict(self.saved_model, strict=False)
+
+    @between_steps(seed_of_spike=SEEDS, lr=st.sampled_from([0.5, 1e3]))
+    def let_the_weights_explode_and_roll_them_back(self, seed_of_spike: int, lr: float) -> None:
+        before = copy.deepcopy(self.rig.model.state_dict())
+        usual = [(group["lr"], group["lr_decay"]) for group in self.rig.groups]
+        for group in self.rig.groups:
+            group["lr"], group["lr_decay"] = lr, None
+        for number in range(3):
+            self.set_gradients(seed_of_spike + number)
+            self.rig.step()
+        for group, (old, decay) in zip(self.rig.groups, usual, strict=True):
+            group["lr"], group["lr_decay"] = old, decay
+        self.rig.model.load_state_dict(before)
+
+    @between_steps(through_data=st.booleans())
+    def swap_with_an_average_and_back(self, through_data: bool) -> None:
+        params = list(self.rig.params.values())
+        averages = [p.detach().clone() * 0.7 for p in params]
+        for _ in range(2):
+            for p, average in zip(params, averages, strict=True):
+                if through_data:
+                    p.data, average.data = average.data, p.data
+                else:
+                    held = p.detach().clone()
+                    with torch.no_grad():
+                        p.copy_(average)
+                    average.copy_(held)
+
+    @between_steps(seed_of_sgd=SEEDS)
+    def let_another_optimizer_write(self, seed_of_sgd: int) -> None:
+        self.set_gradients(seed_of_sgd)
+        torch.optim.SGD(self.rig.params.values(), lr=0.01).step()
+
+    # ---- the groups
+
+    @between_steps(which=WHICH, in_exchange=st.booleans())
+    def move_to_another_group(self, which: int, in_exchange: bool) -> None:
+        name, p = self.parameter(which)
+        here = self.rig.group_of(name)
+        there = next(group for group in self.rig.groups if group is not here)
+        if in_exchange:
+            here["params"].append(there["params"].pop())
+        if len(here["params"]) > 1:
+            here["params"] = [q for q in here["params"] if q is not p]
+            there["params"].insert(0, p)
+
+    @between_steps(which=WHICH, keyword=st.sampled_from(list(SETTINGS)), value=st.integers(0, 3))
+    def change_a_setting(self, which: int, keyword: str, value: int) -> None:
+        choices = SETTINGS[keyword]
+        self.rig.groups[which % len(self.rig.groups)][keyword] = choices[value % len(choices)]
+
+    @precondition(lambda self: len(self.rig.params) < MOST)
+    @between_steps(seed_of_values=SEEDS, shape=st.sampled_from(SHAPES))
+    def add_a_group(self, seed_of_values: int, shape: tuple[int, ...]) -> None:
+        self.rig.grow(self.values(seed_of_values, [shape]), lr=0.05)
+
+    @between_steps(which=WHICH)
+    def freeze_or_thaw(self, which: int) -> None:
+        _, p = self.parameter(which)
+        p.requires_grad_(not p.requires_grad)
+        p.grad = None
+
+    @between_steps()
+    def drop_gradients(self) -> None:
+        self.rig.optimizer.zero_grad()
+
+    # ---- the optimizer
+
+    @rule()
+    def save_the_optimizer(self) -> None:
+        saved = copy.deepcopy(self.rig.optimizer.state_dict())
+        self.saved_optimizer = (self.rig.structure, saved, copy.deepcopy(self.rig.kept))
+
+    @precondition(lambda self: self.saved_optimizer is not None and self.saved_optimizer[0] == self.rig.structure)
+    @between_steps()
+    def load_the_optimizer(self) -> None:
+        assert self.saved_optimizer is not None
+        _, saved, kept = self.saved_optimizer
+        self.rig.optimizer.load_state_dict(saved)
+        self.rig.kept = copy.deepcopy(kept)
+        self.rig.start_tallies_anew()
+
+    @between_steps(how=st.sampled_from([copy.deepcopy, pickled]))
+    def go_on_with_a_copy(self, how: Callable[[Any], Any]) -> None:
+        self.rig.model, self.rig.optimizer = how((self.rig.model, self.rig.optimizer))
+        self.rig.start_tallies_anew()
+
+    @rule(count=st.sampled_from([1, 2, 4]))
+    def change_the_number_of_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
+    @rule()
+    def report(self) -> None:
+        self.rig.report()
+
+
+def play(backend: str, examples: int, steps: int) -> None:
+    """So many runs of so many things that happen."""
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    run_state_machine_as_test(type("Machine", (Machine,), {"backend": backend}), settings=profile)
+
+
+BACKENDS = ["eager", "cpu", "auto"]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """As many after a failure as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_whatever_happens_between_steps_the_next_step_is_right(backend: str) -> None:
+    play(backend, examples=25, steps=25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_whatever_happens_in_long_runs_the_next_step_is_right(backend: str) -> None:
+    play(backend, examples=600, steps=50)
