@@ -47,6 +47,7 @@ DEPARTURES = {
     "Tensor lr must be 1-element": "the message begins with the argument's name and value, as for all of our keywords",
     "state before the first step": "exists from the start: distributed loaders pass over an optimizer without state",
     "state in the parameter's dtype": "statistics of 16-bit parameters stay float32: in bfloat16 they would not move",
+    "loaded state in memory of its own": "torch's shares it with the dict and so with its source; ours copies",
     "state dict of another optimizer": "refused before anything changes, where torch loads it and fails in the step",
     "foreach, fused, capturable, differentiable": "no such keywords: `backend` chooses the implementation",
 }
