@@ -8,6 +8,7 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -34,9 +35,10 @@ def step(params: list[Parameter], optimizer: Adafactor) -> None:
 
 
 def steps(backend: str, times: int) -> int:
-    """Over so many steps of one optimizer, half of them with momentum."""
+    """Over so many steps of one optimizer, with momentum in one of its groups."""
     params = parameters()
-    optimizer = Adafactor([{"params": params[:2]}, {"params": params[2:], "beta1": 0.9}], backend=backend)
+    groups: list[dict[str, Any]] = [{"params": params[:2]}, {"params": params[2:], "beta1": 0.9}]
+    optimizer = Adafactor(groups, backend=backend)
     return growth(lambda i: step(params, optimizer), times)
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def training(backend: str) -> Training:
     params = [conv, torch.randn(300, 200), torch.randn(250, 300), torch.randn(4000), torch.randn(200, 150).bfloat16()]
     for p in params:
         p.requires_grad_()
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": params[:2]},
         {"params": params[2:4], "beta1": 0.9, "weight_decay": 0.01},
         {"params": params[4:], "rounding": "kahan"},

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 300.0  # on a busy machine; a hang is a failure, not a wait
 
 
-def start(program: str, *words: object, path: Path | None = None, **environment: str) -> subprocess.Popen[str]:
+def start(program: str, *words: object, path: str = "", **environment: str) -> subprocess.Popen[str]:
     """Start `python -m tests.faults.program words …`; adafactor is taken from `path` if that is given."""
-    places = [str(p) for p in (path, ROOT) if p is not None] + [os.environ.get("PYTHONPATH", "")]
+    places = [path, str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-m", f"tests.faults.{program}", *map(str, words)],
         cwd=ROOT,
@@ -34,13 +34,13 @@ def finish(process: subprocess.Popen[str], seconds: float = SECONDS) -> dict[str
         output, problems = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         kill(process)
-        raise TimeoutError(f"{process.args} took more than {seconds} s") from None
+        raise TimeoutError(f"{process.args!r} took more than {seconds} s") from None
     assert process.returncode == 0, f"exit status {process.returncode}\n{output[-2000:]}\n{problems[-4000:]}"
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 
-def found(program: str, *words: object, path: Path | None = None, **environment: str) -> dict[str, Any]:
+def found(program: str, *words: object, path: str = "", **environment: str) -> dict[str, Any]:
     """Run a program to its end."""
     return finish(start(program, *words, path=path, **environment))
 

@@ -125,12 +125,8 @@ def test_a_scheduler_and_an_optimizer_that_were_loaded_go_on(name: str) -> None:
 @pytest.mark.parametrize("momentum_of", ["update", "gradient"])
 def test_momentum_is_cycled_as_adam_gets_it(name: str, backend: str, momentum_of: str) -> None:
     """What counts is the step that is taken: that of an optimizer whose `beta1` is set by hand to Adam's."""
-    try:
-        cycled, by_hand = (
-            Adafactor(params(), lr=0.01, beta1=0.9, momentum_of=momentum_of, backend=backend) for _ in range(2)
-        )
-    except TypeError as old:
-        pytest.fail(f"`momentum_of` is not there yet: {old}")
+    keywords: dict[str, Any] = {"beta1": 0.9, "momentum_of": momentum_of, "backend": backend}
+    cycled, by_hand = (Adafactor(params(), lr=0.01, **keywords) for _ in range(2))
     adam = torch.optim.Adam(params(), lr=0.01)
     scheduler, theirs = CYCLES[name](cycled), CYCLES[name](adam)
     seen = set()
@@ -155,9 +151,11 @@ def test_without_momentum_there_is_none_to_cycle(name: str) -> None:
 
 
 def test_the_old_keyword_for_what_is_averaged_still_works_with_a_warning() -> None:
+    before: dict[str, Any] = {"beta1": 0.9, "momentum": "gradient"}
+    now: dict[str, Any] = {"beta1": 0.9, "momentum_of": "gradient"}
     with pytest.warns(DeprecationWarning, match="momentum_of"):
-        old = Adafactor(params(), beta1=0.9, momentum="gradient")  # type: ignore[call-arg, unused-ignore]
-    new = Adafactor(params(), beta1=0.9, momentum_of="gradient")  # type: ignore[call-arg, unused-ignore]
+        old = Adafactor(params(), **before)
+    new = Adafactor(params(), **now)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for t in range(3):

@@ -125,7 +125,7 @@ def test_on_a_full_disk_the_step_is_taken(copy: Path, room: int) -> None:
     right_or_fell_back(results["cpu"])
 
 
-@pytest.mark.parametrize("place", ["a file", "under /proc"])
+@pytest.mark.parametrize("place", ["a file", pytest.param("under /proc", marks=SLOW)])
 def test_without_a_folder_to_write_to_auto_says_so_and_takes_the_step(tmp_path: Path, place: str) -> None:
     """Neither the named folder, nor the one beside the source, nor that of the user can be had."""
     nowhere = "/proc/none" if place == "under /proc" else str(tmp_path / "file" / "below")
@@ -136,7 +136,7 @@ def test_without_a_folder_to_write_to_auto_says_so_and_takes_the_step(tmp_path: 
     for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
         (folder / "__pycache__").write_text("")
     homes = dict.fromkeys(("NUMBA_CACHE_DIR", "HOME", "XDG_CACHE_HOME", "IPYTHONDIR"), nowhere)
-    results = found("one_step", "auto,cpu", path=package.parent, **homes, PYTHONDONTWRITEBYTECODE="1")
+    results = found("one_step", "auto,cpu", path=str(package.parent), **homes, PYTHONDONTWRITEBYTECODE="1")
     right_or_fell_back(results["auto"])
     assert results["auto"]["warnings"] or "difference" in results["cpu"], results
     if "error" in results["cpu"]:

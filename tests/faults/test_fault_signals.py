@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.launch import found
 
-CASES = {
+CASES: dict[str, tuple[str, int, dict[str, str]]] = {
     "eager, 1 thread": ("eager", 1, {}),
     "eager, 2 threads": ("eager", 2, {}),
     "cpu, 1 thread": ("cpu", 1, {}),
@@ -26,7 +26,8 @@ def few(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def interrupted(case: str, trials: int) -> dict[str, Any]:
     backend, threads, environment = CASES[case]
-    counts = found("interrupted", backend, threads, trials, OMP_WAIT_POLICY="PASSIVE", **environment)
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment}
+    counts = found("interrupted", backend, threads, trials, **environment)
     print(case, counts)
     assert counts["trials"] == trials
     return counts

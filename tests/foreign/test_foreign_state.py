@@ -151,7 +151,9 @@ def test_a_hook_may_put_the_states_of_named_parameters_in_order(subject: Subject
 
     def by_name(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         (ours,), (theirs,) = optimizer.param_groups, saved["param_groups"]
-        found = {name: saved["state"].get(key) for name, key in zip(theirs["param_names"], theirs["params"], strict=True)}
+        found = {
+            name: saved["state"].get(key) for name, key in zip(theirs["param_names"], theirs["params"], strict=True)
+        }
         state = {i: found[name] for i, name in enumerate(ours["param_names"]) if found[name] is not None}
         return {"state": state, "param_groups": [{**theirs, "param_names": ours["param_names"]}]}
 
@@ -237,6 +239,6 @@ def test_groups_may_be_empty_or_added_later_but_not_all_missing(subject: Subject
 def test_the_table_has_no_entry_that_is_not_used(request: pytest.FixtureRequest) -> None:
     """Where all of the folder has run: an entry without a check is one whose time has passed."""
     ran = {item.path.name for item in request.session.items}
-    if not {"test_steps.py", "test_state.py"} <= ran or request.config.option.keyword:
+    if not {"test_foreign_steps.py", "test_foreign_state.py"} <= ran or request.config.option.keyword:
         pytest.skip("only part of the checks has run")
     assert set(DEPARTURES) == USED

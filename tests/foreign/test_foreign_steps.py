@@ -1,4 +1,4 @@
-"""What torch asks of a step of its own optimizers: directions, groups, closures, hooks and gradients that are missing."""
+"""What torch asks of a step of its own optimizers: directions, groups, closures, hooks and missing gradients."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_closure_is_called_once_with_gradients_on_and_its_loss_returned(subjec
         return loss
 
     with torch.no_grad():
-        returned = optimizer.step(closure)
+        returned: Any = optimizer.step(closure)
         assert not torch.is_grad_enabled()
     assert len(calls) == 1 and returned is calls[0]
 
@@ -196,7 +196,11 @@ def test_keywords_for_the_implementation_do_not_change_the_step(subject: Subject
     torch.testing.assert_close(weight, other)
 
 
-@pytest.mark.parametrize("case", torch_database.get_error_inputs_for_all_optims("cpu", torch.float32), ids=lambda c: c.optimizer_error_input.desc)
+@pytest.mark.parametrize(
+    "case",
+    torch_database.get_error_inputs_for_all_optims("cpu", torch.float32),
+    ids=lambda c: c.optimizer_error_input.desc,
+)
 @PLAIN
 def test_what_torch_refuses_is_refused(subject: Subject, case: Any) -> None:
     """With torch's own cases, error types and messages."""
