@@ -1,0 +1,244 @@
+"""What torch asks of an optimizer's state: dicts, copies, names, groups and the hooks around saving and loading."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from tests.foreign.database import DEPARTURES, PLAIN, SUBJECTS, USED, Subject, departure, linear, train
+
+
+def same(a: object, b: object) -> bool:
+    """Of nested dicts, lists and tensors: to the bit, types included."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and a == b
+
+
+def primed(subject: Subject, steps: int = 3) -> tuple[Tensor, Tensor, Optimizer]:
+    weight, bias = linear()
+    optimizer = subject.make([weight, bias])
+    train(optimizer, weight, bias, steps)
+    return weight, bias, optimizer
+
+
+def saved_by(subject: Subject, optimizer: Optimizer) -> Any:
+    """Its state dict, which only ours may load elsewhere as it is while the optimizer goes on."""
+    own = subject.ours and bool(departure("loaded state in memory of its own"))
+    return optimizer.state_dict() if own else copy.deepcopy(optimizer.state_dict())
+
+
+def copies(weight: Tensor, bias: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    first, second = (p.detach().clone().to(dtype).requires_grad_() for p in (weight, bias))
+    return first, second
+
+
+@SUBJECTS
+@pytest.mark.parametrize("how", ["as it is", "shallow copy", "deep copy", "through a file"])
+def test_a_loaded_optimizer_goes_on_as_the_first(subject: Subject, how: str, tmp_path: Path) -> None:
+    weight, bias, optimizer = primed(subject)
+    saved = saved_by(subject, optimizer)
+    if how == "through a file":
+        torch.save(saved, tmp_path / "state.pt")
+        saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    saved = {"shallow copy": copy.copy, "deep copy": copy.deepcopy}.get(how, lambda it: it)(saved)
+    kept = copy.deepcopy(saved)
+    second = copies(weight, bias)
+    other = subject.make(second)
+    other.load_state_dict(saved)
+    assert same(saved, kept), "loading changes nothing in what is loaded"
+    train(optimizer, weight, bias, 3)
+    train(other, *second, 3)
+    assert torch.equal(weight, second[0]) and torch.equal(bias, second[1])
+    assert same(optimizer.state_dict(), other.state_dict())
+
+
+@SUBJECTS
+def test_a_state_dict_from_before_a_keyword_was_there_is_loaded(subject: Subject) -> None:
+    weight, bias, optimizer = primed(subject)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for flag in subject.info.not_og_supported_flags:
+        for group in saved["param_groups"]:
+            group.pop(flag, None)
+    optimizer.load_state_dict(saved)
+    train(optimizer, weight, bias)
+
+
+@SUBJECTS
+def test_a_count_of_steps_may_be_a_plain_number(subject: Subject) -> None:
+    """As versions of torch before 1.12 saved it."""
+    weight, bias, optimizer = primed(subject)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for state in saved["state"].values():
+        if "step" in state:
+            state["step"] = state["step"].item()
+    second = copies(weight, bias)
+    other = subject.make(second)
+    other.load_state_dict(saved)
+    train(optimizer, weight, bias)
+    train(other, *second)
+    assert torch.equal(weight, second[0])
+
+
+@SUBJECTS
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_state_can_be_loaded_for_parameters_of_another_dtype(subject: Subject, dtype: torch.dtype) -> None:
+    if subject.keywords.get("backend") == "cpu" and dtype == torch.float64:
+        pytest.skip("would be compiled for one more dtype; test_checkpoint.py has it")
+    weight, bias, optimizer = primed(subject)
+    second = copies(weight, bias, dtype)
+    other = subject.make(second)
+    other.load_state_dict(optimizer.state_dict())
+    train(other, *second)
+    assert all(bool(p.isfinite().all()) for p in second)
+    kept = {v.dtype for state in other.state.values() for key, v in state.items() if v is not None and key != "step"}
+    if subject.ours and departure("state in the parameter's dtype"):
+        assert kept == {torch.float64 if dtype == torch.float64 else torch.float32}
+    elif subject.info.name != "Adafactor":  # which computes its own in float32, and so departs as we do
+        assert kept <= {dtype}
+
+
+@SUBJECTS
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_copy_of_an_optimizer_goes_on_by_itself(subject: Subject, how: str) -> None:
+    weight, bias, optimizer = primed(subject)
+    whole = (weight, bias, optimizer)
+    w, b, other = copy.deepcopy(whole) if how == "deepcopy" else pickle.load(io.BytesIO(pickle.dumps(whole)))
+    public = [{name for name in vars(o) if not name.startswith("_")} for o in (optimizer, other)]
+    assert public[0] == public[1]
+    train(optimizer, weight, bias, 2)
+    before = w.detach().clone()
+    train(other, w, b, 2)
+    assert not torch.equal(before, w) and torch.equal(weight, w) and torch.equal(bias, b)
+
+
+@PLAIN
+def test_names_are_kept_in_the_state_dict_and_need_not_be_there(subject: Subject) -> None:
+    weight, bias = linear()
+    named = subject.make([("weight", weight), ("bias", bias)])
+    train(named, weight, bias)
+    assert named.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
+    second = copies(weight, bias)
+    plain = subject.make(second)
+    plain.load_state_dict(saved_by(subject, named))
+    train(plain, *second)
+    train(named, weight, bias)
+    assert torch.equal(weight, second[0])
+    named.load_state_dict(subject.make(copies(weight, bias)).state_dict())
+    assert "param_names" in named.param_groups[0]
+
+
+@PLAIN
+def test_a_hook_may_put_the_states_of_named_parameters_in_order(subject: Subject) -> None:
+    """The recipe of torch's tutorial on loading by names."""
+    weight, bias = linear()
+    first = subject.make([("weight", weight), ("bias", bias)])
+    train(first, weight, bias)
+    second = copies(weight, bias)
+    other = subject.make([("bias", second[1]), ("weight", second[0])])
+
+    def by_name(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        (ours,), (theirs,) = optimizer.param_groups, saved["param_groups"]
+        found = {
+            name: saved["state"].get(key) for name, key in zip(theirs["param_names"], theirs["params"], strict=True)
+        }
+        state = {i: found[name] for i, name in enumerate(ours["param_names"]) if found[name] is not None}
+        return {"state": state, "param_groups": [{**theirs, "param_names": ours["param_names"]}]}
+
+    other.register_load_state_dict_pre_hook(by_name)
+    other.load_state_dict(saved_by(subject, first))
+    train(first, weight, bias)
+    train(other, *second)
+    assert torch.equal(weight, second[0]) and torch.equal(bias, second[1])
+
+
+@PLAIN
+def test_hooks_around_saving_and_loading_run_in_order(subject: Subject) -> None:
+    _, _, optimizer = primed(subject)
+    said: list[str] = []
+
+    def saved(opt: Optimizer, it: dict[str, Any]) -> dict[str, Any]:
+        said.append("saved")
+        return {**it, "more": 1}
+
+    def loading(opt: Optimizer, it: dict[str, Any]) -> dict[str, Any]:
+        said.append("loading")
+        assert it.pop("more") == 1
+        return it
+
+    handles = [
+        optimizer.register_state_dict_pre_hook(lambda opt: said.append("saving")),
+        optimizer.register_state_dict_pre_hook(lambda opt: said.append("saving, first"), prepend=True),
+        optimizer.register_state_dict_post_hook(saved),
+        optimizer.register_load_state_dict_pre_hook(loading),
+        optimizer.register_load_state_dict_pre_hook(lambda opt, it: said.append("loading, first"), prepend=True),
+        optimizer.register_load_state_dict_post_hook(lambda opt: said.append("loaded")),
+        optimizer.register_load_state_dict_post_hook(lambda opt: said.append("loaded, first"), prepend=True),
+    ]
+    order = ["saving, first", "saving", "saved", "loading, first", "loading", "loaded, first", "loaded"]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert said == order
+    for handle in handles:
+        handle.remove()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert said == order
+
+
+@PLAIN
+def test_a_state_dict_of_other_groups_or_another_optimizer_is_refused(subject: Subject) -> None:
+    weight, bias, optimizer = primed(subject)
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict(subject.make([{"params": [p]} for p in linear()]).state_dict())
+    with pytest.raises(ValueError, match="doesn't match the size"):
+        optimizer.load_state_dict(subject.make([linear()[0]]).state_dict())
+    if subject.ours and departure("state dict of another optimizer"):
+        other = torch.optim.Adam([weight, bias])
+        train(other, weight, bias)
+        before = copy.deepcopy(optimizer.state_dict())
+        with pytest.raises(ValueError):
+            optimizer.load_state_dict(other.state_dict())
+        assert same(optimizer.state_dict(), before)
+
+
+@PLAIN
+def test_groups_may_be_empty_or_added_later_but_not_all_missing(subject: Subject) -> None:
+    weight, bias = linear()
+    with pytest.raises(ValueError, match="empty parameter list"):
+        subject.make([])
+    with pytest.raises(TypeError, match="ordered collections"):
+        subject.make([{"params": {weight, bias}}])
+    with pytest.raises(ValueError, match="non-leaf"):
+        subject.make([weight * 2])
+    with pytest.raises(TypeError, match="only optimize Tensors"):
+        subject.make([[1.0]])
+    optimizer = subject.make([{"params": []}, {"params": [weight]}])
+    train(optimizer, weight, bias)
+    optimizer.add_param_group({"params": bias, "lr": 0.5})
+    assert optimizer.param_groups[-1]["lr"] == 0.5
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group({"params": [bias]})
+    assert len(optimizer.param_groups) == 3
+    before = bias.detach().clone()
+    train(optimizer, weight, bias)
+    assert not torch.equal(bias, before)
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_the_table_has_no_entry_that_is_not_used(request: pytest.FixtureRequest) -> None:
+    """Where all of the folder has run: an entry without a check is one whose time has passed."""
+    ran = {item.path.name for item in request.session.items}
+    if not {"test_foreign_steps.py", "test_foreign_state.py"} <= ran or request.config.option.keyword:
+        pytest.skip("only part of the checks has run")
+    assert set(DEPARTURES) == USED
