@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,8 @@ from tests.compare import arguments
 from tests.integrations.exact import assert_same
 
 LR = 1e-2
+ROOT = Path(__file__).parents[2]
+Way = tuple[Tensor, Tensor]  # from X to X, in float64
 PLAIN = oracle.Row(estimator="outer", d=1.0, relative=True, multiplier=LR)  # the defaults, but for 1/√t
 MOMENTUM = {
     "no momentum": PLAIN,
@@ -51,28 +57,22 @@ class Walk:
         self.optimizer = Adafactor([self.p], **keywords(row), backend=backend, **more)
         self.row, self.memory, self.t = row, oracle.Memory(), 0
 
-    def step(self, g: Tensor) -> Tensor:
-        """One step of both, from where the parameter is now; returns where the oracle says that it leads."""
+    def step(self, g: Tensor) -> Way:
+        """One step of both, from where the parameter is now; returns from where to where the oracle went."""
         self.t += 1
         old = self.p.detach().double().numpy().copy()
         with np.errstate(all="ignore"):
             new = oracle.step(self.row, old, g.double().numpy(), self.t, 1.0, self.memory)
         self.p.grad = g.clone()
-        self.old = torch.from_numpy(old)
         self.optimizer.step()
-        return torch.from_numpy(new)
+        return torch.from_numpy(old), torch.as_tensor(new)
 
     def check(self, g: Tensor) -> None:
         """One step, which must be the oracle's."""
-        assert_step(self.old_and_new(g), self.p)
-
-    def old_and_new(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Before and after a step of the oracle; the parameter takes it as well."""
-        new = self.step(g)
-        return self.old, new
+        assert_step(self.step(g), self.p)
 
 
-def assert_step(way: tuple[Tensor, Tensor], p: Tensor) -> None:
+def assert_step(way: Way, p: Tensor) -> None:
     """From the first to the second of `way`: right to a share of the step's length, and to the last place of X."""
     old, new = way
     got = p.detach().double()
@@ -113,3 +113,16 @@ def refused(action: Callable[[], Any], *kinds: type[Exception]) -> str | None:
     except kinds as error:
         return str(error)
     return None
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with this checkout's code."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )

@@ -37,8 +37,9 @@ class Outcome:
     x: Array
     state: Values
     taken: bool  # False: the gradient was not finite, and all is as it was
-    length: float = 0.0  # the largest entry of the change, the decay left aside
+    length: float = 0.0  # the largest entry of the change, the decay left aside; with momentum, of the terms of it
     scale: float = 0.0  # the largest |X|
+    momentum: float = 0.0  # the largest entry of the momentum before
     rms_update: float = float("nan")
     step_size: float = float("nan")
 
@@ -105,10 +106,12 @@ def outcome(group: Mapping[str, Any], dtype: torch.dtype, x: Array, g: Array, st
             new = x * share - change
         if group["rounding"] == "kahan" and "compensation" in held:
             new = new + held["compensation"] * share
-        length, scale = float(np.abs(change).max()), float(np.abs(x).max())
+        old = held.get("momentum", np.zeros(x.shape))
+        length = float(_terms(change, old, _state(memory, x.shape, axes, row).get("momentum"), of_gradient).max())
     alpha = max(row.eps2, oracle.rms(x)) * rate if row.relative else rate
     after = {**held, **_state(memory, x.shape, axes, row), "step": np.asarray(t)}
-    return Outcome(new, after, True, length, scale, memory.rms_u[-1], alpha)
+    scale, before = float(np.abs(x).max()), float(np.abs(old).max())
+    return Outcome(new, after, True, length, scale, before, memory.rms_u[-1], alpha)
 
 
 def relative_error(size: int, dtype: torch.dtype) -> float:
@@ -145,7 +148,7 @@ def state_problem(
         if value.shape != should.shape:
             return f"{key} has the shape {value.shape}, not {should.shape}"
         # an average of terms of either sign is as exact as its terms; all others are sums of positive terms
-        size = np.abs(should).max(initial=0.0) if key == "momentum" else np.abs(should)
+        size = np.abs(should).max(initial=expected.momentum) if key == "momentum" else np.abs(should)
         limit = 0.0 if key == "step" else relative * size + 2 * _smallest(wide)
         wrong = ~(np.abs(value - should) <= limit)
         if wrong.any():
@@ -156,6 +159,17 @@ def state_problem(
 def _smallest(dtype: torch.dtype) -> float:
     limits = torch.finfo(dtype)
     return float(limits.smallest_normal * limits.eps)
+
+
+def _terms(change: Array, old: Array, new: Array | None, of_gradient: bool) -> Array:
+    """The size of what is added up to a change: more than the change itself where momentum and gradient cancel."""
+    if new is None:
+        return np.abs(change)
+    if not of_gradient:
+        return np.abs(change) + np.abs(old)
+    return np.asarray(
+        np.abs(change) * (1 + np.divide(np.abs(old), np.abs(new), out=np.zeros(old.shape), where=new != 0))
+    )
 
 
 def _row(group: Mapping[str, Any], axes: tuple[int, int] | None) -> oracle.Row:

@@ -27,6 +27,7 @@ from tests.attack.reference import MOMENTUM_OF
 Span = tuple[float, float]
 
 STEPS = 3
+LONG = 1_000_000  # the long run begins here; its gradients may have another dtype than their parameters
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 LARGE = [(300, 200), (3, 20_000), (20_000, 3), (70_000,), (40, 30, 40), (2, 3, 90, 90)]  # that threads share
 NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
@@ -91,7 +92,7 @@ def laid_out(random: np.random.Generator, t: Tensor, like: Tensor | None = None)
     """The same values in some other memory, or in the order of another tensor's."""
     kind = pick(random, ["contiguous", "like", "like", "permuted", "gaps", "reversed"])
     if kind == "like" and like is not None:
-        return torch.empty_like(like, memory_format=torch.preserve_format).copy_(t)
+        return torch.empty_like(like, dtype=t.dtype, memory_format=torch.preserve_format).copy_(t)
     if kind in ("permuted", "reversed") and t.dim() > 1:
         order = [int(a) for a in random.permutation(t.dim())] if kind == "permuted" else [*range(t.dim())][::-1]
         back = [order.index(axis) for axis in range(t.dim())]
@@ -122,10 +123,11 @@ def filled(
     return torch.tensor(value * scale).to(dtype)
 
 
-def make_gradient(random: np.random.Generator, p: Tensor) -> Tensor | None:
+def make_gradient(random: np.random.Generator, p: Tensor, mixed: bool) -> Tensor | None:
     if random.random() < 0.05:
         return None
-    g = filled(random, tuple(p.shape), p.dtype, G_RANGE.get(p.dtype, G_USUAL))
+    dtype = pick(random, DTYPES) if mixed and random.random() < 0.1 else p.dtype
+    g = filled(random, tuple(p.shape), dtype, G_RANGE.get(dtype, G_USUAL))
     if random.random() < 0.08 and g.numel():
         g.view(-1)[int(random.integers(g.numel()))] = pick(random, NOT_FINITE)
     if random.random() < 0.1 and g.dim():
@@ -142,7 +144,8 @@ def make_case(number: int) -> Case:
         dtype = pick(random, DTYPES)
         value = filled(random, make_shape(random), dtype, X_RANGE.get(dtype, X_USUAL))
         case.params.append(laid_out(random, value))
-    case.grads = [[make_gradient(random, p) for p in case.params] for _ in range(STEPS)]
+    mixed = number >= LONG and hasattr(Tensor, "grad_dtype")
+    case.grads = [[make_gradient(random, p, mixed) for p in case.params] for _ in range(STEPS)]
     return case
 
 
@@ -159,20 +162,20 @@ def problem(case: Case, backend: str) -> str:
     optimizer = Adafactor(params, **case.keywords, backend=backend)
     group = optimizer.param_groups[0]
     for number, grads in enumerate(case.grads, start=1):
-        expected = []
+        expected, bad = [], False
         for p, g in zip(params, grads, strict=True):
-            p.grad = None if g is None else copied(g)
             x, state = reference.exact(p), reference.values(optimizer.state[p])
-            gradient = None if g is None else reference.exact(g)
-            expected.append(
-                reference.Outcome(x, state, taken=False)
-                if gradient is None
-                else reference.outcome(group, p.dtype, x, gradient, state)
-            )
-        bad = [g is not None and not reference.is_good(reference.exact(g), g.dtype) for g in grads]
-        if any(bad) and group["on_nonfinite"] == "ignore":
+            expected.append(reference.Outcome(x, state, taken=False))
+            p.grad = None
+            if g is not None:
+                if g.dtype != p.dtype:
+                    p.grad_dtype = None
+                p.grad, exact = copied(g), reference.exact(g)
+                expected[-1] = reference.outcome(group, p.dtype, x, exact, state)
+                bad = bad or not reference.is_good(exact, p.dtype)
+        if bad and group["on_nonfinite"] == "ignore":
             return ""  # let through as asked; what it leaves is not promised
-        refused = any(bad) and group["on_nonfinite"] == "raise"
+        refused = bad and group["on_nonfinite"] == "raise"
         if refused:
             expected = [
                 reference.Outcome(reference.exact(p), reference.values(optimizer.state[p]), taken=False) for p in params
@@ -238,7 +241,7 @@ def problems(number: int) -> list[str]:
     case = make_case(number)
     found = []
     with quiet(case.threads):
-        for backend in ("eager", "auto", "cpu"):
+        for backend in ("eager", "auto", "cpu")[: 3 if number % 4 == 0 else 2]:  # "cpu" differs in what it refuses
             if wrong := problem(case, backend):
                 found.append(f"{backend}, {case}: {wrong}")
     return found
@@ -263,7 +266,7 @@ def test_every_case_equals_the_oracle(record_property: Any) -> None:
 
 @pytest.mark.slow
 def test_every_case_of_an_hour_equals_the_oracle(record_property: Any) -> None:
-    count, found = fuzz(1_000_000, seconds=float(os.environ.get("FUZZ_SECONDS", "3600")), least=150)
+    count, found = fuzz(LONG, seconds=float(os.environ.get("FUZZ_SECONDS", "3600")), least=150)
     record_property("cases", count)
     print(f"{count} cases")
     assert not found, "\n".join(found)

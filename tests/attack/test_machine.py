@@ -192,6 +192,9 @@ class Machine(RuleBasedStateMachine):
 
     @between_steps(seed_of_spike=SEEDS, lr=st.sampled_from([0.5, 1e3]))
     def let_the_weights_explode_and_roll_them_back(self, seed_of_spike: int, lr: float) -> None:
+        moving = [state["momentum"] for state in self.rig.optimizer.state.values() if "momentum" in state]
+        if any(float(t.detach().abs().max()) > LARGEST for t in [*self.rig.params.values(), *moving]):
+            return
         before = copy.deepcopy(self.rig.model.state_dict())
         usual = [(group["lr"], group["lr_decay"]) for group in self.rig.groups]
         for group in self.rig.groups:

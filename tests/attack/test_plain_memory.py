@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +13,7 @@ from torch import Tensor, nn
 from adafactor import Adafactor
 from tests import oracle
 from tests.attack import odd_tensors
-from tests.attack.helpers import LR, PLAIN, assert_step, assert_unchanged, random, refused, snapshot
+from tests.attack.helpers import LR, PLAIN, assert_step, assert_unchanged, random, refused, run_python, snapshot
 
 FALLBACK = pytest.mark.filterwarnings("ignore:.*is stepped by plain torch:RuntimeWarning")
 
@@ -105,12 +101,9 @@ def test_a_gradient_may_become_lazily_negated_in_mid_run(any_backend: str) -> No
 def told(request: pytest.FixtureRequest) -> tuple[str, dict[str, dict[str, Any]]]:
     """What became of a step of each odd kind; a kind that ends the process is left out, and the rest run in another."""
     backend, left = str(request.param), list(odd_tensors.KINDS)
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
     found: dict[str, dict[str, Any]] = {}
     while left:
-        command = [sys.executable, "-m", "tests.attack.odd_tensors", backend, *left]
-        run = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        run = run_python("-m", "tests.attack.odd_tensors", backend, *left)
         lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
         found.update({line["kind"]: line for line in lines})
         done = len(lines)

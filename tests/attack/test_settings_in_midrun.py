@@ -162,6 +162,21 @@ def test_a_tensor_is_no_way_around_the_limits_of_the_learning_rate(value: float,
     assert torch.equal(p, kept[0]) and int(optimizer.state[p]["step"]) == kept[1]
 
 
+def test_a_checkpoint_keeps_a_learning_rate_in_a_tensor(any_backend: str) -> None:
+    p, q = (nn.Parameter(random((30, 20), 9)) for _ in range(2))
+    saved, loaded = (Adafactor([x], lr=tensor(lr), backend=any_backend) for x, lr in ((p, 0.25), (q, 0.5)))
+    loaded.load_state_dict(saved.state_dict())
+    written(saved, 0.125)  # the two do not share it
+    assert float(loaded.param_groups[0]["lr"]) == 0.25
+    p.grad = q.grad = random((30, 20), 0)
+    saved.step()
+    loaded.step()
+    expected = nn.Parameter(random((30, 20), 9))
+    expected.grad = q.grad
+    Adafactor([expected], lr=0.25, backend=any_backend).step()
+    assert torch.equal(q, expected) and not torch.equal(p, expected)
+
+
 def test_a_scheduler_drives_a_learning_rate_in_a_tensor(any_backend: str) -> None:
     ends = []
     for lr in (0.25, tensor(0.25)):
