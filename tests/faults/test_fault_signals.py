@@ -29,17 +29,17 @@ def interrupted(case: str, trials: int) -> dict[str, Any]:
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment}
     counts = found("interrupted", backend, threads, trials, **environment)
     print(case, counts)
-    assert counts["trials"] == trials
+    assert counts["trials"] >= trials
     return counts
 
 
 def test_the_signals_come_in_the_middle_of_steps(few: dict[str, Any]) -> None:
     """Without this the others say nothing."""
-    assert few["inside"] >= FEW // 20
+    assert few["inside"] >= FEW // 10
 
 
 def test_every_exception_of_a_handler_reaches_the_caller(few: dict[str, Any]) -> None:
-    assert few["raised"] == few["caught"] == FEW
+    assert few["raised"] == few["caught"] == few["trials"]
 
 
 def test_every_tensor_has_taken_all_of_the_step_or_nothing_of_it(few: dict[str, Any]) -> None:
@@ -58,5 +58,5 @@ def test_the_step_after_an_interrupted_one_is_right(few: dict[str, Any]) -> None
 @pytest.mark.parametrize("case", CASES)
 def test_all_of_it_holds_over_many_interrupted_steps(case: str) -> None:
     counts = interrupted(case, MANY)
-    assert counts["raised"] == counts["caught"] == MANY
+    assert counts["raised"] == counts["caught"] == counts["trials"]
     assert (counts["torn"], counts["returned, but not taken"], counts["next step wrong"]) == (0, 0, 0)

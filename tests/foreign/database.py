@@ -39,8 +39,7 @@ def _load() -> Any:
 
 torch_database = _load()
 
-# What torch's optimizers do and ours does not, each with its reason. A check that meets one asks for what we promise
-# instead; `test_the_table_has_no_entry_that_is_not_used` finds entries whose time has passed.
+# What torch's optimizers do and ours does not, each with its reason; a check that meets one asks for what we promise
 DEPARTURES = {
     "complex parameters": "refused when the optimizer is made (TypeError): §6's RMS and §8's scale are of real numbers",
     "sparse gradients": "refused (TypeError): a factored estimate needs every row and column",
@@ -51,12 +50,10 @@ DEPARTURES = {
     "state dict of another optimizer": "refused before anything changes, where torch loads it and fails in the step",
     "foreach, fused, capturable, differentiable": "no such keywords: `backend` chooses the implementation",
 }
-USED: set[str] = set()
 
 
 def departure(name: str) -> str:
-    """The reason; asking marks the entry as used."""
-    USED.add(name)
+    """The reason; a name that is not in the table is a mistake."""
     return DEPARTURES[name]
 
 
