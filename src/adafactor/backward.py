@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor import dtensor
@@ -70,10 +69,10 @@ class Handle:
         self._accumulate, self._max_norm = 1, None
         self.accumulate, self.max_norm = accumulate, max_norm
         self._optimizer = optimizer
-        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        self._names: Any = WeakTensorKeyDictionary({p: name for name, p in model.named_parameters()})
         self._held = WeakTensorKeyDictionary()  # backward passes in a gradient that waits; it goes when that goes
         self._norms: dict[Tensor, Tensor] = {}  # of this step's gradients so far
-        self._hooks: dict[Tensor, RemovableHandle] = {}
+        self._hooks: Any = WeakTensorKeyDictionary()  # of parameters, which may be replaced and freed
         self._ends = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -116,9 +115,9 @@ class Handle:
         """Back to ordinary steps. Gradients that were waiting for more backward passes stay for `optimizer.step()`."""
         for hook in [*self._hooks.values(), *self._ends]:
             hook.remove()
-        for p in self._hooks:
+        for p in list(self._hooks):
             _forget(p)
-        self._hooks, self._ends, self._norms = {}, [], {}
+        self._hooks, self._ends, self._norms = WeakTensorKeyDictionary(), [], {}
         self._optimizer.param_groups[0].pop(NORM, None)
 
     def __enter__(self) -> Handle:

@@ -396,7 +396,7 @@ class Adafactor(Optimizer):
                 for name, value in (values or {}).items():
                     if name in self.state[p]:
                         to = self.state[p][name]
-                        value = torch.as_tensor(value)
+                        value = states.as_tensor(value)
                         dtensor.copy_(to, value.reshape(()) if name == "step" else value)
                     else:
                         self.state[p][name] = deepcopy(value)

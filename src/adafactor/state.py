@@ -120,8 +120,8 @@ def check_loaded(state: State, shapes: Layout, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
     check_shapes(state, shapes, name)
     try:
-        step = torch.as_tensor(state["step"])
-        count = float(step) if step.numel() == 1 else math.nan
+        step = as_tensor(state["step"])
+        count = float(step) if step.numel() == 1 and not step.is_complex() else math.nan
     except (KeyError, TypeError, ValueError, RuntimeError):
         count = math.nan
     if not (count >= 0 and count.is_integer()):
@@ -130,9 +130,16 @@ def check_loaded(state: State, shapes: Layout, name: str) -> None:
         )
 
 
+def as_tensor(value: Any) -> Tensor:
+    """A tensor as it is, anything else as one on the CPU, whatever torch's default device is."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
 def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
     if key not in state:
         return None
     if not hasattr(state[key], "shape"):
         raise ValueError(f"the state {key!r} of {name} is a {type(state[key]).__name__}; it must be a tensor")
+    if isinstance(state[key], Tensor) and not state[key].is_floating_point():
+        raise ValueError(f"the state {key!r} of {name} has dtype {state[key].dtype}; it must be floating-point")
     return tuple(state[key].shape)

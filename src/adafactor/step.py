@@ -58,16 +58,19 @@ def step(bucket: Bucket, grads: Gradients, settings: Sequence[Settings]) -> list
     """Take one step with every parameter that has a gradient; return those that were skipped as non-finite."""
     written = bucket.written_between_steps()
     try:
-        for work, part in zip(bucket.works, bucket.parts, strict=True):
+        prepared = list(zip(bucket.works, bucket.parts, strict=True))
+        together = [(work, part) for work, part in prepared if work.together]
+        for work, part in together:
             work.begin([grads[i] for i in part], settings, [written[i] for i in part])  # G; t, β̂₂ₜ, ρₜ
-        together = [work for work in bucket.works if work.together]
         if together:
-            walk(together, bucket.ranks)
-        for work in bucket.works:
-            if work.at_once:
-                work.step()
-            elif not work.together:
-                walk([work])
+            walk([work for work, _ in together], bucket.ranks)
+        for work, part in prepared:
+            if not work.together:
+                work.begin([grads[i] for i in part], settings, [written[i] for i in part])
+                if work.at_once:
+                    work.step()
+                else:
+                    walk([work])
     finally:
         skipped = [parameter for work in bucket.works for parameter in work.end()]
         bucket.end_step()

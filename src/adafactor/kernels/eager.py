@@ -43,7 +43,10 @@ def inverse_root(shapes: Layout, row: Tensor | None, col: Tensor | None, mean_ro
     if row is not None and row_axis is not None and col_axis is not None:
         row = row.unsqueeze(col_axis)  # (…, n, 1)
         if shapes.estimator == "outer":
-            mean = row.mean(row_axis, keepdim=True) if mean_row is None else mean_row.unsqueeze(col_axis)
+            if mean_row is None:
+                mean = sums.sum_along(row, row_axis).unsqueeze(row_axis) / shapes.shape[row_axis]  # (…, 1, 1)
+            else:
+                mean = mean_row.unsqueeze(col_axis)
             scales.append(eq.row_scale(row, mean))
         else:
             scales.append(row.rsqrt())

@@ -89,10 +89,11 @@ class Batch:
         counts = [u.parameter.state["step"] for u in self.taken]
         if not counts:
             return
-        if self.mask is not None:
-            torch._foreach_add_(counts, list(self.mask.to(counts[0].dtype).unbind()))
-        else:
+        if self.mask is None:
             torch._foreach_add_(counts, 1)
+        else:  # in two operations: a wrapper of two tensors would add to its one count twice
+            new = torch._foreach_add(counts, list(self.mask.to(counts[0].dtype).unbind()))
+            torch._foreach_copy_(counts, new)
 
     def end(self) -> list[Parameter]:
         """Count the steps that were skipped, as far as the host knows of them, and return their parameters."""
