@@ -31,14 +31,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(others)]
 
 
+def stand_for(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let `backend="auto"` be this one."""
+    patch.setattr(optimizer, "choose", lambda asked, on_cpu=True: choose(name if asked == "auto" else asked, on_cpu))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--only-backend`, also the tests that leave the choice to the optimizer."""
+    only = request.config.getoption("--only-backend")
+    with pytest.MonkeyPatch.context() as patch:
+        if only:
+            stand_for(patch, only)
+        yield
+
+
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """What `backend="auto"` stands for: a module that uses this runs once with each."""
     name: str = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            optimizer, "choose", lambda asked, on_cpu=True: choose(name if asked == "auto" else asked, on_cpu)
-        )
+        stand_for(patch, name)
         yield name
 
 
