@@ -62,7 +62,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(
     for count in (1, 2, 8):
         threads(count)
         params = parameters() + [torch.ones(8 + i, 3 * i + 1, requires_grad=True) for i in range(60)]
-        train(params, steps=25, **keywords)  # type: ignore[arg-type]
+        train(params, steps=25, **keywords)
         results.append([p.detach() for p in params])
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
@@ -182,8 +182,8 @@ def test_what_somebody_writes_to_a_parameter_between_steps_is_honoured(
             optimizer.step()
         ends.append(p.detach())
         reports.append(optimizer.report()[0])
-    closest = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-14}
-    torch.testing.assert_close(*ends, **closest)
+    rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (1e-12, 1e-14)
+    torch.testing.assert_close(*ends, rtol=rtol, atol=atol)
     assert reports[0].steps == 9 and reports[0].rms_parameter == pytest.approx(reports[1].rms_parameter, rel=1e-6)
 
 
