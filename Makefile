@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo reproduce test test-all lint docs bench clean
+.PHONY: demo reproduce quick test test-all lint docs bench clean
 
 demo: .venv/ready
 	$(BIN)/python -m lab demo
@@ -12,13 +12,19 @@ demo: .venv/ready
 reproduce: .venv/ready
 	$(BIN)/python -m lab reproduce
 
+# While you work: the oracle, the paper and any gradient at all, in plain torch alone. About a minute.
+QUICK := $(addprefix tests/step/test_,$(addsuffix .py,oracle paper tensors nonfinite arguments))
+
+quick: .venv/ready
+	$(BIN)/python -m pytest --only-backend eager $(QUICK)
+
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: .venv/ready .venv/integrations
 	$(BIN)/python -m pytest
 
-lint: .venv/ready .venv/integrations
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -29,13 +29,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(others)]
 
 
+def stand_for(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let `backend="auto"` be this one."""
+    if name == "eager":
+        inside.let_auto_take_eager(patch)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--only-backend`, also the tests that leave the choice to the optimizer."""
+    only = request.config.getoption("--only-backend")
+    with pytest.MonkeyPatch.context() as patch:
+        if only:
+            stand_for(patch, only)
+        yield
+
+
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """What `backend="auto"` stands for: a module that uses this runs once with each."""
     name: str = request.param
     with pytest.MonkeyPatch.context() as patch:
-        if name == "eager":
-            inside.let_auto_take_eager(patch)
+        stand_for(patch, name)
         yield name
 
 

@@ -1,4 +1,7 @@
-"""The only place where tests look into the optimizer and its kernels, or turn a screw that no user has."""
+"""The only place where tests look into the optimizer and its kernels, or turn a screw that no user has.
+
+Compiled code is imported where it is needed: `conftest` imports this, and a test without it shall not need Numba.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from adafactor import Adafactor, kernels, sums
-from adafactor.kernels import blocks
+from adafactor.kernels import blocks, walk_order
 
 
 def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:
@@ -49,16 +52,12 @@ def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
 
 def forget_walk_orders() -> None:
     """Forget how tensors were cut into units."""
-    from adafactor.kernels.cpu import walk_order
-
     walk_order.factored_order.cache_clear()
     walk_order.flat_order.cache_clear()
 
 
 def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let so many elements be worth a thread's while; `conftest.small_units` is this with the cleaning up."""
-    from adafactor.kernels.cpu import walk_order
-
     patch.setattr(walk_order, "UNIT", size)
     forget_walk_orders()
 

@@ -20,7 +20,8 @@ def torchrun(
 ) -> tuple[int, str]:
     """The exit status and output of `torchrun … words`; past the time limit all of its processes are killed."""
     head = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    limits = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+    here = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # this tree, also where another is installed
+    limits = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": here}
     with subprocess.Popen(
         [*head, *words],
         cwd=ROOT,

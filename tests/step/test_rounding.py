@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels.native.elements import exactly, random_word
-from adafactor.kernels.native.lines import put_stochastic
+from adafactor.kernels.cpu.native.elements import random_word
+from adafactor.kernels.cpu.native.lines import store_stochastic
 from adafactor.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
 from tests import inside
 
@@ -40,7 +41,7 @@ def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty(len(values), dtype=dtype)
     stored = out.view(torch.uint16 if dtype == torch.bfloat16 else torch.int16).numpy()
     key1, key2 = keys(roots(0, 0), 1)
-    put_stochastic(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
+    store_stochastic(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
     return out
 
 
@@ -102,7 +103,7 @@ def test_random_numbers_are_the_same_in_numbers_in_tensors_and_in_loops(first: i
     assert numbers == tensors.tolist() == loops and len(set(numbers)) == 6
 
 
-@exactly
+@njit
 def _word(element: int, key1: Any, key2: Any) -> Any:
     return random_word(element, key1, key2)
 

@@ -1,7 +1,7 @@
 """The backend that Numba compiles, for tensors on a CPU: no tensor-sized temporary, and all tensors in one call.
 
-`walk_order.py` finds a way through a tensor's memory, `work.py` describes tensors to the loops in `native`, and
-`threads.py` has the threads that run them.
+`work.py` describes tensors to the loops in `native`, in an order that `walk_order.py` has found, and `threads.py` has
+the threads that run them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from adafactor.bucket import Parameter, why_not_plain
-from adafactor.kernels.cpu.walk_order import WalkOrder, find_walk_order
+from adafactor.kernels.walk_order import WalkOrder, find_walk_order
 from adafactor.kernels.cpu.work import Work
 
 

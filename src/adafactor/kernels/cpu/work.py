@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adafactor.bucket import Parameter
 from adafactor.kernels.cpu import native
-from adafactor.kernels.cpu.walk_order import WalkOrder, find_walk_order, numbering
+from adafactor.kernels.walk_order import WalkOrder, find_walk_order, numbering
 from adafactor.rounding import keys, roots
 from adafactor.settings import Settings
 from adafactor.step import Update, not_finite

@@ -34,7 +34,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from adafactor.kernels.cpu import threads, walk_order
+from adafactor.kernels import walk_order
+from adafactor.kernels.cpu import threads
 from adafactor.kernels.cpu.native import parts, schedule
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.job import (

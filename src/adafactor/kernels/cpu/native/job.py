@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from adafactor.kernels.cpu import walk_order
+from adafactor.kernels import walk_order
 from adafactor.kernels.cpu.native.elements import Source, array_at, as_written, summing
 
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond

@@ -22,7 +22,8 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
 from adafactor import equations
-from adafactor.kernels.cpu import threads, walk_order
+from adafactor.kernels import walk_order
+from adafactor.kernels.cpu import threads
 from adafactor.kernels.cpu.native import apply, carry, energy, factors, moments
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.job import job_at
