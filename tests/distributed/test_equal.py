@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,14 +45,25 @@ def test_a_shard_is_rounded_to_the_bits_of_the_whole(launch: str, request: pytes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> None:
     """A rank whose part of a tensor is empty keeps the same copy of a factor as those whose kernel walks theirs."""
-    between = pytest.importorskip("adafactor.kernels.native.between")
+    pytest.importorskip("numba")
+    from numba import njit
+
+    from adafactor.kernels.cpu.native import factors
+
+    average, stat = factors._average, {torch.float32: np.float32, torch.float64: np.float64}[dtype]
+
+    @njit
+    def compiled(new: Any, state: int, scratch: int, beta2: float) -> None:
+        average(new, state, 0, scratch, beta2, 1 - beta2, stat)
+
     generator = torch.Generator().manual_seed(0)
     for t in (1, 2, 5, 100):
         old = torch.rand(1001, generator=generator, dtype=dtype)
         new = torch.rand(1001, generator=generator, dtype=torch.float64)
         decay = 1 - t**-0.8
         ours = equations.average(old, new, decay)
-        between._average(new.numpy(), old.numpy(), 1 - decay)
+        scratch = torch.empty(1001, dtype=torch.float64)
+        compiled(new.numpy(), old.data_ptr(), scratch.data_ptr(), decay)
         assert torch.equal(ours, new) and torch.equal(ours.to(dtype), old)
 
 

@@ -8,10 +8,10 @@ from math import prod
 import torch
 
 from adafactor.dtensor import drop
+from adafactor.kernels import walk_order
 from adafactor.kernels.blocks import BLOCK_DEVICE
-from adafactor.layout import STEP_DTYPE, Layout, layout
+from adafactor.layout import STEP_DTYPE, layout
 from adafactor.planning.setting import FLOAT, SHORT, Cut, Kept, Setting, Situation
-from adafactor.shapes import Shape
 
 STEP = STEP_DTYPE.itemsize
 
@@ -60,21 +60,12 @@ BLOCK_BYTES = {
 
 
 def compiled_vectors(cut: Cut) -> int:
-    """The bytes that the compiled step reserves for a parameter: R, C and their scales, and the pieces' column sums."""
-    shapes = layout(cut[0], "outer")
-    rows, cols, means, cuts, batch = _walk(shapes, cut[1])
-    return 8 * (2 * rows + means + 2 * (1 + cuts) * cols + 3 * batch * cuts)
-
-
-def _walk(shapes: Layout, part: Shape) -> tuple[int, int, int, int, int]:
-    """Lengths of R, C and R's means, pieces and batch of a contiguous tensor, as `kernels/paths.py` has it walked."""
+    """The bytes that the compiled step reserves for a contiguous parameter: `walk_order.scratch_lengths` lists them."""
+    shapes, part = layout(cut[0], "outer"), cut[1]
+    strides = tuple(prod(part[axis + 1 :]) for axis in range(len(part)))
     if shapes.row_axis is None or shapes.col_axis is None:
-        return 0, 0, 0, -(-prod(part) // 2**15), 1
-    first, second = sorted((shapes.row_axis, shapes.col_axis))
-    batch, lines, line = prod(part[:first]), part[first], prod(part[first + 1 :])
-    most = max(min(16, lines // 64), min(32, lines // 512), 1)
-    cuts = max(1, min(most, lines * line // 2**15))
-    each = -(-lines // cuts)
-    each += -each % 4
-    rows, cols = prod(drop(part, second)), prod(drop(part, first))
-    return rows, cols, rows // lines, -(-lines // each), batch
+        order = walk_order.flat_order(part, strides, strides)
+    else:
+        order = walk_order.factored_order(part, strides, strides, shapes.row_axis, shapes.col_axis)
+    assert isinstance(order, walk_order.WalkOrder)  # there is a way through every contiguous tensor
+    return 8 * order.scratch

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from adafactor.bucket import Parameter, why_not_plain
-from adafactor.kernels.walk_order import WalkOrder, find_walk_order
 from adafactor.kernels.cpu.work import Work
+from adafactor.kernels.walk_order import WalkOrder, find_walk_order
 
 
 def why_not(parameter: Parameter) -> str | None:
