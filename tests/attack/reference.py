@@ -167,9 +167,8 @@ def _terms(change: Array, old: Array, new: Array | None, of_gradient: bool) -> A
         return np.abs(change)
     if not of_gradient:
         return np.abs(change) + np.abs(old)
-    return np.asarray(
-        np.abs(change) * (1 + np.divide(np.abs(old), np.abs(new), out=np.zeros(old.shape), where=new != 0))
-    )
+    more = np.divide(np.abs(old), np.abs(new), out=np.zeros(old.shape), where=new != 0)
+    return np.asarray(np.abs(change) * (1 + more))
 
 
 def _row(group: Mapping[str, Any], axes: tuple[int, int] | None) -> oracle.Row:

@@ -115,7 +115,7 @@ class Rig:
         if outcome == "cannot":  # the order of memory; nothing may have changed
             assert self.backend == "cpu", "only backend='cpu' may refuse an order of memory"
             for name, p in self.params.items():
-                assert same(reference.exact(p), before[name]), f"{name} changed in a step that was refused"
+                self._compare_with_reference(name, p, Outcome(before[name], self.kept[name], taken=False))
             return
         assert outcome == ("refused" if refused else "stepped")
         for given, values in grads.values():
