@@ -52,6 +52,7 @@ class Layout:
 STEP_DTYPE = torch.float32  # torch's own choice; exact up to 16 million steps
 
 
+@lru_cache
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for every parameter up to float32, float64 for float64."""
     return torch.promote_types(dtype, torch.float32)

@@ -44,7 +44,10 @@ class Update:
     mean_row: Tensor | None = None  # mean of Rₜ over the row axis, from the ranks; None: R is whole here
     finite: Tensor | bool = True  # G² holds no NaN and no infinity
 
+    largest: Tensor | None = None  # the largest G² of what is kept whole
+
     mask: Tensor | None = None  # is the step taken? Only where asking would make the host wait; None is yes
+    not_taken: Tensor | None = None  # the opposite
     scales: list[Tensor] = field(default_factory=list)  # 1/√V̂ as factors that broadcast over X; [] if V̂ is whole
     u2: Scalar = 0.0  # ΣU², left by `energy`
     x2: Scalar | None = None  # ΣX², likewise; None where nobody needs it
@@ -52,6 +55,7 @@ class Update:
     # left by `conclude`
     scale: Scalar = 0.0  # αₜ / max(1, RMS(U)/d), negative to maximise
     decay: Scalar = 1.0  # 1 − ρₜ·λ
+    is_laid: bool = False  # its factors lie end to end with others', which are computed together
 
 
 def step(bucket: Bucket, grads: Gradients, settings: Sequence[Settings]) -> list[Parameter]:

@@ -53,6 +53,14 @@ def sum_of_squares(flat: Tensor) -> Scalar:
     return total
 
 
+def total(parts: list[Scalar]) -> Scalar:
+    """The sum of the sums of a tensor's blocks, in their order."""
+    first, *others = parts
+    if isinstance(first, Tensor):
+        return torch.stack([first, *others]).sum() if others else first  # type: ignore[list-item]
+    return sum(others, first)
+
+
 def in_memory_order(t: Tensor) -> Tensor:
     """The elements of a tensor as a vector in the order of memory: a view, or a copy of a tensor with gaps."""
     return t.permute(sorted(range(t.dim()), key=t.stride, reverse=True)).reshape(-1)

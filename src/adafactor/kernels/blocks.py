@@ -41,6 +41,11 @@ def blocks(t: Tensor) -> Iterator[Block]:
     return itertools.product(*cuts)
 
 
+def shrink_of(shape: tuple[int, ...]) -> float:
+    """A power of two that keeps sums over any axis in the range of what is summed, exactly."""
+    return 2.0 ** -max(shape, default=1).bit_length()
+
+
 def part(t: Tensor, block: Block) -> Tensor:
     """The part of a tensor that is in the block."""
     return t if block is None else t[block]

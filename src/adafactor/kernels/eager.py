@@ -18,9 +18,9 @@ from adafactor import equations as eq
 from adafactor import sums
 from adafactor.bucket import Parameter
 from adafactor.equations import Scalar
-from adafactor.kernels.blocks import Block, Scratch, add, blocks, part, part_of_scale, without
+from adafactor.kernels.blocks import Block, Scratch, add, blocks, part, part_of_scale, shrink_of, without
 from adafactor.kernels.scalars import Batch, where
-from adafactor.kernels.vectors import Vectors
+from adafactor.kernels.vectors import Factors, Vectors, find_factors, find_vectors
 from adafactor.layout import Layout, statistics_dtype
 from adafactor.rounding import elements, lost, random_words, stochastic
 from adafactor.settings import Settings
@@ -71,7 +71,7 @@ def average_(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
 def descend_(x: Tensor, change: Tensor, decay: Scalar) -> Tensor:
     """X·(1 − ρₜ·λ) − αₜ·Ûₜ, in place of X (line 10)."""
     if isinstance(decay, Tensor) or decay != 1:
-        x.mul_(decay)
+        x.mul_(_cast(decay, x))
     return x.sub_(change)
 
 
@@ -79,33 +79,37 @@ def descend_(x: Tensor, change: Tensor, decay: Scalar) -> Tensor:
 
 
 def moments(u: Update) -> None:
-    """First walk: means of G² + ε₁ over the columns and over the rows, and whether G² is finite.
+    """First walk: sums of G² over the columns and over the rows, or the largest G².
 
-    G² fits float32 but a sum of it may not: a power of two keeps sums in range, exactly. ε₁ is added to the sums, in
-    double, where it cannot be lost.
+    G² fits float32 but a sum of it may not: a power of two keeps sums in range, exactly.
     """
     p, row_axis, col_axis = u.parameter, u.parameter.layout.row_axis, u.parameter.layout.col_axis
-    scratch, largest, rows, cols = Scratch(p.x), None, None, None
-    shrink = 2.0 ** -max(p.shape, default=1).bit_length()
+    scratch, shrink = Scratch(p.x), shrink_of(p.shape)
     for block in blocks(u.g):
         g = scratch.load(part(u.g, block))
         q = torch.mul(g, g, out=scratch.like(g))  # G²
         if row_axis is None or col_axis is None:
-            largest = q.amax() if largest is None else torch.maximum(largest, q.amax())
+            u.largest = q.amax() if u.largest is None else torch.maximum(u.largest, q.amax())
             continue
         q.mul_(shrink)
         if "row" in p.state:
-            rows = add(rows, sums.sum_along(q, col_axis), without(block, col_axis), p.state["row"].shape)
+            u.rows = add(u.rows, sums.sum_along(q, col_axis), without(block, col_axis), p.state["row"].shape)
         if "col" in p.state:
-            cols = add(cols, sums.sum_along(q, row_axis), without(block, row_axis), p.state["col"].shape)
-    eps1 = p.settings.eps[0]
-    if rows is not None and col_axis is not None:
-        u.rows = means_of_squares(rows, p.x.shape[col_axis], p.shape[col_axis], eps1, shrink)
-    if cols is not None and row_axis is not None:
-        u.cols = means_of_squares(cols, p.x.shape[row_axis], p.shape[row_axis], eps1, shrink)
-    means = u.rows if u.rows is not None else u.cols
-    seen = (means.sum() if means is not None else largest).isfinite()  # type: ignore[union-attr]
-    u.finite = bool(seen) if sums.on_host(seen) else seen
+            u.cols = add(u.cols, sums.sum_along(q, row_axis), without(block, row_axis), p.state["col"].shape)
+
+
+def means(u: Update) -> None:
+    """From the sums to means of G² + ε₁, in double, where ε₁ cannot be lost; and whether G² is finite."""
+    p, row_axis, col_axis = u.parameter, u.parameter.layout.row_axis, u.parameter.layout.col_axis
+    shrink, eps1, seen = shrink_of(p.shape), p.settings.eps[0], u.largest
+    if u.rows is not None and col_axis is not None:
+        u.rows = means_of_squares(u.rows, p.x.shape[col_axis], p.shape[col_axis], eps1, shrink)
+        seen = u.rows.sum()
+    if u.cols is not None and row_axis is not None:
+        u.cols = means_of_squares(u.cols, p.x.shape[row_axis], p.shape[row_axis], eps1, shrink)
+        seen = u.cols.sum()
+    finite = torch.as_tensor(seen).isfinite()
+    u.finite = bool(finite) if sums.on_host(finite) else finite
 
 
 def factors(u: Update) -> None:
@@ -118,27 +122,26 @@ def factors(u: Update) -> None:
 
 def energy(u: Update) -> None:
     """Second walk: ΣU² and ΣX²; on the way V̂ₜ (Algorithm 5, line 5) and m̂ₜ (Algorithm 3, line 6) where kept whole."""
-    p, scratch = u.parameter, Scratch(u.parameter.x)
+    p, scratch, u2 = u.parameter, Scratch(u.parameter.x), []
     for block in blocks(u.g):
         g = _average_what_is_whole(u, block, scratch)
-        u.u2 = u.u2 + sums.sum_of_squares(scratch.flat(_direction(u, g, block, u.scales, scratch)))
+        u2.append(sums.sum_of_squares(scratch.flat(_direction(u, g, block, scratch))))
+    u.u2 = sums.total(u2)
     if p.measures_x:
-        u.x2 = 0.0
-        for block in blocks(p.x):
-            u.x2 = u.x2 + sums.sum_of_squares(sums.in_memory_order(scratch.load(part(p.x, block))))
+        parts = (sums.in_memory_order(scratch.load(part(p.x, block))) for block in blocks(p.x))
+        u.x2 = sums.total([sums.sum_of_squares(flat) for flat in parts])
 
 
 def apply_(u: Update) -> None:
     """Third walk: Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ, or minus the average of the αₜ·Ûₜ."""
-    p, scratch = u.parameter, Scratch(u.parameter.x)
-    scales = [u.scales[0] * _cast(u.scale, u.scales[0]), *u.scales[1:]] if u.scales else [_cast(u.scale, p.x)]
+    p, scratch, scale = u.parameter, Scratch(u.parameter.x), _cast(u.scale, u.parameter.x)
     for block in blocks(p.x):
         g = scratch.load(part(u.g, block))
         if _averages_gradients(p):
             g = part(p.state["momentum"], block)
-        change = _direction(u, g, block, scales, scratch)
+        change = _direction(u, g, block, scratch).mul_(scale)  # last: α·r alone may leave float32
         if u.mask is not None:
-            change.masked_fill_(~u.mask, 0)
+            change.masked_fill_(u.not_taken, 0)
         if p.settings.beta1 and p.settings.momentum_of == "update":
             m = part(p.state["momentum"], block)
             m.lerp_(change, _cast(u.w1, m))
@@ -163,7 +166,7 @@ def _average_what_is_whole(u: Update, block: Block, scratch: Scratch) -> Tensor:
     g = scratch.load(part(u.g, block))
     full, averages = p.layout.estimator == "full", _averages_gradients(p)
     if (full or averages) and u.mask is not None:
-        g = g.masked_fill(~u.mask, 0)  # even with a weight of zero, a NaN would reach the averages
+        g = g.masked_fill(u.not_taken, 0)  # even with a weight of zero, a NaN would reach the averages
     if full:
         v = part(p.state["full"], block)
         q = torch.mul(g, g, out=scratch.like(g)).add_(p.settings.eps[0])  # G² + ε₁
@@ -175,13 +178,12 @@ def _average_what_is_whole(u: Update, block: Block, scratch: Scratch) -> Tensor:
     return g
 
 
-def _direction(u: Update, g: Tensor, block: Block, scales: Sequence[Scalar], scratch: Scratch) -> Tensor:
-    """U of one block times what is folded into `scales`."""
+def _direction(u: Update, g: Tensor, block: Block, scratch: Scratch) -> Tensor:
+    """U of one block."""
     out = scratch.like(g)
     if u.parameter.layout.estimator == "full":
-        torch.rsqrt(part(u.parameter.state["full"], block), out=out).mul_(g)
-        return out.mul_(scales[0]) if scales else out
-    return direction(g, [part_of_scale(scale, block) for scale in scales], out)
+        return torch.rsqrt(part(u.parameter.state["full"], block), out=out).mul_(g)
+    return direction(g, [part_of_scale(scale, block) for scale in u.scales], out)
 
 
 def _write(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
@@ -191,10 +193,7 @@ def _write(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
     kept = part(p.state["compensation"], block) if p.rounding == "kahan" else None
     if kept is not None:
         x.add_(kept)
-    decay: Scalar = 1.0
-    if p.settings.weight_decay or isinstance(u.decay, Tensor) or u.decay != 1:
-        decay = u.decay if u.mask is None else where(u.mask, u.decay, 1.0)
-    descend_(x, change, decay)
+    descend_(x, change, _decay(u))
     if kept is not None:
         new = x.to(old.dtype)
         left = lost(x, new)
@@ -204,6 +203,12 @@ def _write(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
         old.copy_(stochastic(x, old.dtype, random_words(_elements(p, block, old), u.keys)))
     elif x is not old:
         old.copy_(x)
+
+
+def _decay(u: Update) -> Scalar:
+    if u.mask is None or not isinstance(u.decay, Tensor):
+        return u.decay if u.mask is None or u.decay == 1 else where(u.mask, u.decay, 1.0)
+    return where(u.mask, u.decay, 1.0)
 
 
 def _elements(p: Parameter, block: Block, piece: Tensor) -> Tensor:
@@ -259,6 +264,7 @@ class Work:
         self._present: list[int] = []
         self._batches: list[Batch] = []
         self._vectors: list[Vectors] = []
+        self._factors: list[Factors] = []
         self._written: list[bool] = []
 
     def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool]) -> None:
@@ -271,8 +277,12 @@ class Work:
         for batch in self._batches:
             members = [self.updates[i] for i in batch.places]
             batch.begin(members, settings[members[0].parameter.group])
-        for vectors in self._vectors:
-            vectors.begin([self.updates[i] for i in vectors.places])
+        by_parameter = {u.parameter: u for u in self.updates}
+        for laid in [*self._vectors, *self._factors]:
+            laid.begin([by_parameter[p] for p in laid.parameters])
+        for laid in self._factors:
+            for u in laid.updates:
+                u.is_laid = True
 
     def moments(self) -> None:
         """First walk."""
@@ -280,6 +290,11 @@ class Work:
             vectors.moments()
         for u in self._walked():
             moments(u)
+        for factors in self._factors:
+            factors.moments()
+        for u in self._walked():
+            if not u.is_laid:
+                means(u)
 
     def admit(self) -> None:
         """Decide which steps are taken."""
@@ -292,8 +307,11 @@ class Work:
             if written and u.parameter.rounding == "kahan":
                 u.parameter.state["compensation"].zero_()  # of what was there before it was written over
         self.updates = [u for batch in self._batches for u in batch.taken]
+        for laid in self._factors:
+            laid.factors()
         for u in self._factored():
-            factors(u)
+            if not u.is_laid:
+                factors(u)
 
     def energy(self) -> None:
         """Second walk."""
@@ -323,8 +341,8 @@ class Work:
     def end(self) -> list[Parameter]:
         """Let go of the gradients."""
         self.updates = []
-        for vectors in self._vectors:
-            vectors.end()
+        for laid in [*self._vectors, *self._factors]:
+            laid.end()
         return [parameter for batch in self._batches for parameter in batch.end()]
 
     def flush(self) -> None:
@@ -333,14 +351,15 @@ class Work:
             batch.flush()
 
     def _arrange(self, present: list[int]) -> None:
-        """Put together what has the same settings, and small vectors on a device end to end."""
+        """Put together what has the same settings; lay small vectors on a device end to end."""
         self.flush()
         self._present, members = present, [self.parameters[i] for i in present]
         groups: dict[int, list[int]] = {}
         for place, parameter in enumerate(members):
             groups.setdefault(parameter.group, []).append(place)
         self._batches = [Batch(places, [members[i] for i in places]) for places in groups.values()]
-        self._vectors = [vectors for batch in self._batches for vectors in Vectors.of(batch, self.updates)]
+        self._vectors = [found for batch in self._batches for found in find_vectors(batch, self.updates)]
+        self._factors = [found for batch in self._batches for found in find_factors(batch, self.updates)]
 
     def _walked(self) -> list[Update]:
         """What is walked block by block: not small vectors, and not an empty shard."""

@@ -68,7 +68,7 @@ class Batch:
         self.mask = torch.stack([_tensor(u.finite, self._device()) for u in self.updates]).bool()
         # an average with a decay of one and a weight of zero stays as it was
         beta2, w1, w2 = (where(self.mask, value, other) for value, other in zip(self.rates[:3], (1, 0, 0), strict=True))
-        self._give(beta2=beta2, w1=w1, w2=w2, mask=self.mask)
+        self._give(beta2=beta2, w1=w1, w2=w2, mask=self.mask, not_taken=~self.mask)
 
     def conclude(self) -> None:
         """Algorithm 4, lines 3 and 9: from RMS(X) and RMS(U) to the number that the update is multiplied with."""
@@ -81,7 +81,9 @@ class Batch:
         rms_u = eq.root_mean_square(self._gather([u.u2 for u in self.taken]), self.count)
         alpha = eq.step_size(rho, rms_x if s.relative else None, s.eps[1])
         divisor = eq.clip_divisor(rms_u, s.clip)
-        self._give(scale=(-alpha if s.maximize else alpha) / divisor, decay=1 - rho * s.weight_decay)
+        self._give(
+            scale=(-alpha if s.maximize else alpha) / divisor, decay=1 - rho * s.weight_decay if s.weight_decay else 1.0
+        )
         self._note(rms_x, alpha, rms_u, divisor > 1)
 
     def advance(self) -> None:
