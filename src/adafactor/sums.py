@@ -36,7 +36,7 @@ def sum_along(q: Tensor, axis: int) -> Tensor:
         half, odd = divmod(parts.shape[axis], 2)
         pairs = parts.narrow(axis, 0, half) + parts.narrow(axis, half, half)
         parts = torch.cat([pairs, parts.narrow(axis, 2 * half, 1)], axis) if odd else pairs
-    total = parts.squeeze(axis)
+    total: Tensor = parts.squeeze(axis)
     return total if whole == q.shape[axis] else total + sum_along(q.narrow(axis, whole, q.shape[axis] - whole), axis)
 
 
@@ -46,7 +46,8 @@ def sum_of_squares(flat: Tensor) -> Scalar:
     Squares leave float32 above 1.8e19 and below 1e-19, and their sums sooner: then they are taken in double.
     """
     if not on_host(flat):
-        return vector_norm(flat, dtype=sum_dtype(flat.device)).square()
+        norm: Tensor = vector_norm(flat, dtype=sum_dtype(flat.device))
+        return norm.square()
     total = _sum_of_rows(flat)
     if flat.dtype != torch.float64 and not (math.isfinite(total) and total > flat.numel() * 1e-30):
         total = _sum_of_rows(flat.double())

@@ -41,8 +41,13 @@ def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty(len(values), dtype=dtype)
     stored = out.view(torch.uint16 if dtype == torch.bfloat16 else torch.int16).numpy()
     key1, key2 = keys(roots(0, 0), 1)
-    store_stochastic(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
+    _store(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
     return out
+
+
+@njit
+def _store(x: Any, values: Any, first: int, step: int, key1: Any, key2: Any) -> None:
+    store_stochastic(x, values, first, step, key1, key2)
 
 
 @SHORT

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from adafactor import Adafactor, cli, plan
+from adafactor.kernels import walk_order
 from adafactor.planning import PRESETS, SETTINGS, plan_shards, shapes_of, sizes
 from adafactor.planning.models import Weight, find, of_module
 from adafactor.planning.ours import BLOCK_BYTES, compiled_vectors
@@ -126,7 +127,7 @@ def test_the_compiled_step_lays_out_as_many_vectors_as_the_plan_says(shape: tupl
     jobs = inside.job_of(optimizer, p).reshape(1)
     scratch = np.zeros(2 * compiled_vectors((shape, shape)) // 8 + 8)
     native.assign_scratch(jobs, scratch)
-    end = int(jobs["units"][0]) + 8 * 3 * int(jobs["B"][0] * jobs["cuts"][0])
+    end = int(jobs["units"][0]) + 8 * walk_order.RESULTS * int(jobs["B"][0] * jobs["cuts"][0])
     assert end - scratch.ctypes.data == compiled_vectors((shape, shape))
 
 

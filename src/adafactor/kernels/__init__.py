@@ -114,7 +114,7 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
         if reason is not None and fallback is None:
             fallback = parameter, reason
         chosen.setdefault("eager" if module is None or reason is not None else name, []).append(parameter)
-    works = []
+    works: list[Work] = []
     for name, members in chosen.items():
         works += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
     return works, fallback
@@ -132,7 +132,8 @@ def _find(name: str, required: bool) -> Backend | None:
     """A compiled backend; where it cannot be used, None and one warning."""
     found = _compiled(name)
     if not isinstance(found, Exception):
-        return found
+        module: Backend = found
+        return module
     if required:
         raise ImportError(f'backend="{name}" cannot be used: {_explain(found)}') from found
     _warn_once(name)

@@ -140,7 +140,7 @@ def apply_(u: Update) -> None:
         if _averages_gradients(p):
             g = part(p.state["momentum"], block)
         change = _direction(u, g, block, scratch).mul_(scale)  # last: α·r alone may leave float32
-        if u.mask is not None:
+        if u.not_taken is not None:
             change.masked_fill_(u.not_taken, 0)
         if p.settings.beta1 and p.settings.momentum_of == "update":
             m = part(p.state["momentum"], block)
@@ -165,7 +165,7 @@ def _average_what_is_whole(u: Update, block: Block, scratch: Scratch) -> Tensor:
     p = u.parameter
     g = scratch.load(part(u.g, block))
     full, averages = p.layout.estimator == "full", _averages_gradients(p)
-    if (full or averages) and u.mask is not None:
+    if (full or averages) and u.not_taken is not None:
         g = g.masked_fill(u.not_taken, 0)  # even with a weight of zero, a NaN would reach the averages
     if full:
         v = part(p.state["full"], block)
@@ -278,11 +278,10 @@ class Work:
             members = [self.updates[i] for i in batch.places]
             batch.begin(members, settings[members[0].parameter.group])
         by_parameter = {u.parameter: u for u in self.updates}
-        for laid in [*self._vectors, *self._factors]:
-            laid.begin([by_parameter[p] for p in laid.parameters])
-        for laid in self._factors:
-            for u in laid.updates:
-                u.is_laid = True
+        for vectors in self._vectors:
+            vectors.begin([by_parameter[p] for p in vectors.parameters])
+        for factors in self._factors:
+            factors.begin([by_parameter[p] for p in factors.parameters])
 
     def moments(self) -> None:
         """First walk."""
@@ -341,8 +340,10 @@ class Work:
     def end(self) -> list[Parameter]:
         """Let go of the gradients."""
         self.updates = []
-        for laid in [*self._vectors, *self._factors]:
-            laid.end()
+        for vectors in self._vectors:
+            vectors.end()
+        for factors in self._factors:
+            factors.end()
         return [parameter for batch in self._batches for parameter in batch.end()]
 
     def flush(self) -> None:

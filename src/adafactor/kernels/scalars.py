@@ -112,7 +112,7 @@ class Batch:
             for parameter, values in zip(self.parameters, zip(*columns, strict=True), strict=True):
                 found = dict(zip(names, values, strict=True))
                 skipped = found.pop("skipped")
-                parameter.trace.add(rms_parameter=found.pop("rms_parameter", None), **found)  # type: ignore[arg-type]
+                parameter.trace.add(rms_parameter=found.pop("rms_parameter", None), **found)
                 parameter.trace.skipped = parameter.trace.skipped + skipped
             self._figures = {}
 

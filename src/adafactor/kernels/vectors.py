@@ -149,6 +149,8 @@ class Factors:
     def begin(self, updates: list[Update]) -> None:
         """Take the updates of a step."""
         self.updates = updates
+        for u in updates:
+            u.is_laid = True
 
     def moments(self) -> None:
         """From the sums of G² that the first walk left to means of G² + ε₁, and whether G² is finite."""

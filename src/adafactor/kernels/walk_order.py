@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adafactor.bucket import Parameter
 
 UNIT = 2**15  # elements: the smallest piece of work for a thread (measured: below it the hand-over costs more)
+RESULTS = 4  # numbers that a unit leaves for the end of a phase
 STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # the types that there are loops for
 
 
@@ -48,8 +49,8 @@ class WalkOrder:
 
     @property
     def can_carry_x2(self) -> bool:
-        """Can a step carry ΣX² over to the next? A single unit would be read again to check it: that is all of X."""
-        return self.factored and self.sizes[4] == 1 and self.units > 1
+        """Can a step carry ΣX² over to the next? X is summed two lines at a time, and lines must not be slices."""
+        return self.factored and self.sizes[4] == 1 and self.sizes[1] > 1
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -65,13 +66,13 @@ class WalkOrder:
 def scratch_lengths(sizes: tuple[int, int, int, int, int], cuts: int, factored: bool) -> tuple[int, ...]:
     """Compute the lengths of the vectors that a step needs besides the state, in doubles.
 
-    They are R and C, 1/√R and 1/√C, mean(R) of every slice, sums and energies of the columns for every unit, and three
-    results for every unit. This is compiled, too, so it keeps to numbers and tuples.
+    They are R and C, 1/√R and 1/√C, mean(R) of every slice, sums and energies of the columns for every unit, and RESULTS
+    for every unit. This is compiled, too, so it keeps to numbers and tuples.
     """
     b, p, s, q, k = sizes
     batch = b * s * k if factored else 0
     row, col = p * batch, q * batch
-    return row, col, row, col, batch, col * cuts, col * cuts, 3 * b * cuts
+    return row, col, row, col, batch, col * cuts, col * cuts, RESULTS * b * cuts
 
 
 def find_walk_order(parameter: Parameter) -> WalkOrder | str:
@@ -127,9 +128,7 @@ def flat_order(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...]) -
 
 
 @lru_cache(maxsize=4096)
-def factored_order(
-    shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...], row: int, col: int
-) -> WalkOrder | str:
+def factored_order(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...], row: int, col: int) -> WalkOrder | str:
     # an axis of length 1 may have any stride: it goes first
     order = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
     first, second = sorted((order.index(row), order.index(col)))

@@ -29,9 +29,9 @@ class Team:
     """
 
     def __init__(self, enter: Any, close: Any):
-        """Keep the compiled functions, which own their machine code."""
-        self._enter, self._close = enter, close
-        self._call, self._wait = enter.ctypes, close.ctypes
+        """Take the compiled functions."""
+        self._call, self._wait = enter, close
+        self._address = ctypes.cast(enter, ctypes.c_void_p).value
 
     def run(self, address: int, count: int, keep: object) -> None:
         """Run the function in so many threads, this one among them; `keep` is what must not be freed meanwhile."""
@@ -40,7 +40,7 @@ class Team:
             return
         parallel = _openmp()
         if parallel is not None:
-            parallel(self._enter.address, address, count, 0)
+            parallel(self._address, address, count, 0)
             return
         try:
             _pool.put((self._call, address, keep), count - 1)

@@ -57,7 +57,6 @@ class Work:
         if self.together:
             self.scratch = torch.empty(sum(order.scratch for order in self.orders), dtype=torch.float64, device="cpu")
             native.assign_scratch(self.jobs, self.scratch.numpy())
-        self.steps = [parameter.state["step"] for parameter in self.parameters]
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
         groups: dict[int, list[int]] = {}
         for i, parameter in enumerate(self.parameters):
@@ -77,7 +76,7 @@ class Work:
         jobs["taken"], self._changed = 0, False
         if any(written):
             self._forget(written)
-        counts = torch.stack(self.steps).numpy().astype(np.float64)
+        counts = native.step_counts(jobs)
         for group, members in self.groups.items():
             self._set_rates(settings[group], members, counts[members])
         for i, root in self.roots.items():

@@ -28,7 +28,7 @@ not depend on the number of threads, and their sums are added in one order, so n
 from __future__ import annotations
 
 import itertools
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,10 @@ from adafactor.layout import statistics_dtype
 __all__ = [
     "APPLY", "COLUMN", "CONCLUDE", "END", "ENERGY", "FACTORS", "FULL", "JOB", "KAHAN", "KINDS", "MEASURE", "MOMENTS",
     "NEAREST", "NONE", "OF_GRADIENT", "OF_UPDATE", "OUTER", "REPAIR", "ROW", "SMALL", "STOCHASTIC", "Kind",
-    "assign_scratch", "new_jobs", "ready", "walk",
+    "assign_scratch", "new_jobs", "ready", "step_counts", "walk",
 ]  # fmt: skip
 
-SMALL = (
-    2**20
-)  # elements up to which a tensor is one thread's alone, if there are enough for all (measured on two cores)
+SMALL = 2**20  # elements up to which a tensor is one thread's alone, if there are enough for all (measured on two cores)
 
 STORED = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16, torch.float16: np.int16}
 KINDS: dict[tuple[torch.dtype, torch.dtype], Kind] = {
@@ -87,10 +85,12 @@ class Control:
 
     def __init__(self) -> None:
         """Compile them, or load them from disk."""
-        functions = (schedule.survey, schedule.assign, schedule.enter, schedule.close)
-        compiled = [parts.compile_function(function, "void(int64)") for function in functions]
-        self.survey, self.assign = compiled[0].ctypes, compiled[1].ctypes
-        self.team = threads.Team(compiled[2], compiled[3])
+        self.survey, self.assign = self._compile(schedule.survey), self._compile(schedule.assign)
+        self.hand_out, self.count = self._compile(schedule.hand_out), self._compile(schedule.count)
+        self.team = threads.Team(self._compile(schedule.enter), self._compile(schedule.close))
+
+    def _compile(self, function: Any) -> Any:
+        return parts.compile_function(function, "void(int64)")
 
 
 @lru_cache(maxsize=1)
@@ -99,6 +99,7 @@ def control() -> Control:
     return Control()
 
 
+@cache
 def ready(kind: Kind) -> parts.Parts:
     """Make the code for a kind ready, as far as every tensor needs it; `walk` adds what certain tensors need."""
     with parts.announced(kind):
@@ -113,43 +114,56 @@ def walk(jobs: Any, kind: Kind, first: int, last: int, orders: Any = None, scrat
     """
     if scratch is None and (first, last) != (MOMENTS, END):
         raise ValueError("a part of a step needs scratch that lasts until the other parts")
-    code = ready(kind)
-    plan, order = _plan(jobs, code), np.empty(len(jobs), np.int64)
-    plan["order"], plan["first"], plan["last"] = order.ctypes.data, first, last
-    plan["stat_size"], plan["own_scratch"] = np.dtype(kind.stat).itemsize, scratch is not None
-    at, functions = plan.ctypes.data, control()
+    code, functions = ready(kind), control()
+    plan, at = _plan(jobs, code.addresses, first, last, np.dtype(kind.stat).itemsize, scratch is not None)
     functions.survey(at)
-    (wanted,) = plan.tolist()
-    missing, large, total, large_bytes, thread_bytes = (wanted[i] for i in RESULTS)
+    missing, large, total, large_bytes, thread_bytes = plan[RESULTS].tolist()
     if missing:
         with parts.announced(kind):
             code.compile(missing)
     count = max(1, min(torch.get_num_threads(), total // walk_order.UNIT))
-    memory = np.empty((large_bytes + count * thread_bytes) // 8 + 8)
-    counters = np.zeros(schedule.FIRST_PHASE // 8 + large * END * schedule.PHASE_SIZE // 8, np.int64)
-    plan["counters"], plan["large_scratch"] = counters.ctypes.data, memory.ctypes.data
-    plan["thread_scratch"] = memory.ctypes.data + large_bytes
-    if scratch is None:
-        functions.assign(at)
-    functions.team.run(at, count, keep=(plan, order, memory, counters, jobs, scratch))
+    counters = schedule.FIRST_PHASE + large * END * schedule.PHASE_SIZE
+    memory = np.empty((counters + large_bytes + count * thread_bytes) // 8)
+    base = _address(memory)
+    plan[MEMORY] = base, base + counters, base + counters + large_bytes
+    functions.assign(at)
+    functions.team.run(at, count, keep=(plan, memory, jobs, code, scratch))
 
 
 RESULTS = [schedule.WALK.names.index(name) for name in ("missing", "large", "total", "large_bytes", "thread_bytes")]
+MEMORY = slice(schedule.WALK.names.index("counters"), schedule.WALK.names.index("thread_scratch") + 1)
 
 
 def assign_scratch(jobs: Any, scratch: Any) -> None:
     """Give every job its own part of the scratch, one after the other; `WalkOrder.scratch` says how much each takes."""
-    plan, order = _plan(jobs, None), np.arange(len(jobs))
-    plan["order"], plan["large"], plan["own_scratch"] = order.ctypes.data, len(jobs), 1
-    plan["large_scratch"] = scratch.data_ptr() if isinstance(scratch, torch.Tensor) else scratch.ctypes.data
-    control().assign(plan.ctypes.data)
+    _, at = plan = _plan(jobs, scratch)
+    control().hand_out(at)
+    del plan
 
 
-def _plan(jobs: Any, code: parts.Parts | None) -> Any:
-    """Begin the record that tells the compiled functions what to do."""
-    plan = np.zeros(1, schedule.WALK)
-    plan["jobs"], plan["count"] = jobs.ctypes.data, len(jobs)
-    plan["small_size"], plan["unit_size"], plan["threads"] = SMALL, walk_order.UNIT, torch.get_num_threads()
-    if code is not None:
-        plan["parts"] = code.addresses.ctypes.data
-    return plan
+def step_counts(jobs: Any) -> Any:
+    """Read the step counts t of all jobs from their state."""
+    counts = np.empty(len(jobs))
+    plan, at = _plan(jobs, counts)
+    control().count(at)
+    return counts
+
+
+def _plan(
+    jobs: Any, data: Any, first: int = MOMENTS, last: int = END, stat_size: int = 0, own_scratch: bool = False
+) -> tuple[Any, int]:
+    """Make the record that tells the compiled functions what to do, and return it with its address.
+
+    It begins as `schedule.WALK`, and the order of the jobs comes behind it.
+    """
+    plan = np.empty(len(schedule.WALK.names) + len(jobs), np.int64)
+    address = _address(plan)
+    given = [_address(jobs), len(jobs), _address(data), first, last, stat_size, SMALL, torch.get_num_threads()]
+    plan[: len(given) + 3] = [*given, walk_order.UNIT, own_scratch, address + schedule.WALK.itemsize]
+    return plan, address
+
+
+def _address(data: Any) -> int:
+    """Return where the data of a tensor or an array lie."""
+    address: int = data.data_ptr() if isinstance(data, torch.Tensor) else data.__array_interface__["data"][0]
+    return address

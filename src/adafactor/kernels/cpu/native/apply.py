@@ -9,9 +9,11 @@ import numpy as np
 from adafactor.kernels.cpu.native.elements import array_at, exactly, narrow, size_of, summing
 from adafactor.kernels.cpu.native.job import (
     APPLY,
+    CHECK,
     KAHAN,
     NONE,
     OF_UPDATE,
+    RESULTS,
     WIDTH,
     numerator,
     results_of,
@@ -51,25 +53,38 @@ def rates_of(job: Any, phase: int, stat: Any) -> Any:
 
 @summing
 def apply_to_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Step a unit of X, two lines at a time, and sum its squares before and after."""
-    b, start, stop = span(job, unit)
+    """Step a unit of X, two lines at a time, and sum its squares before and after.
+
+    In the phase MEASURE the step has length zero. CHECK does that to the two lines that `heaviest_line` begins only: by
+    this same loop, so that it finds the same bits.
+    """
+    checks = phase == CHECK
+    b, start, stop = span(job, job.heaviest_line // job.S // job.P * job.cuts if checks else unit)
+    p0, s0 = (job.heaviest_line // job.S) % job.P, job.heaviest_line % job.S
+    if checks:
+        b, start, stop = span(job, b * job.cuts + p0 // job.rows)
     half, rates = (stop - start) // 2, rates_of(job, phase, kind.stat)
     row = array_at(job.row_scale, job.B * job.P * job.S, kind.stat)
-    before, after = 0.0, 0.0
-    for p in range(start, start + half):
-        for s in range(job.S):
+    before, after, heaviest, line = 0.0, 0.0, -1.0, 0
+    for p in range(p0 if checks else start, p0 + 1 if checks else start + half):
+        for s in range(s0 if checks else 0, s0 + 1 if checks else job.S):
             r = (b * job.P + p) * job.S + s
             r0, r1 = row[r] * rates.scale, row[r + half * job.S] * rates.scale
             found, left = _step_two(job, b, p, s, half, r0, r1, rates, kind)
             before += found
             after += left
+            if left > heaviest:
+                heaviest, line = left, r
+    if checks:
+        job.checked_x2 = before
+        return
     for p in range(start + 2 * half, stop):
         for s in range(job.S):
             found, left = _step_one(job, b, p, s, row[(b * job.P + p) * job.S + s] * rates.scale, rates, phase, kind)
             before += found
             after += left
-    results = results_of(job)
-    results[3 * unit], results[3 * unit + 1] = before, after
+    results = results_of(job)[RESULTS * unit :]
+    results[0], results[1], results[2], results[3] = before, after, heaviest, line
 
 
 @summing
@@ -163,7 +178,9 @@ def apply_rounded(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> N
     row = array_at(job.row_scale, job.B * job.P * job.S * job.K, kind.stat)
     for p in range(start, stop):
         for s in range(job.S):
-            repeat(row, ((b * job.P + p) * job.S + s) * job.K, job.K, rates.scale, tile)
+            r = ((b * job.P + p) * job.S + s) * job.K
+            if job.K > 1:
+                repeat(row, r, job.K, rates.scale, tile)
             for q in range(0, line, size):
                 width, at = min(size, line - q), b * job.xb + p * job.xp + s * job.xs + q
                 x = array_at(job.x + size_of(kind.x) * at, width, kind.x)
@@ -173,7 +190,10 @@ def apply_rounded(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> N
                 col = array_at(job.col_scale + size_of(kind.stat) * ((b * job.S + s) * line + q), width, kind.stat)
                 values, number = room[:width], job.origin + b * job.nb + p * job.np + s * job.ns + q * job.nq
                 _load(job, values, x, c)
-                _descend(job, values, m, g, tile, col, rates)
+                if job.K > 1:
+                    _descend(job, values, m, g, tile, col, rates)
+                else:
+                    _descend(job, values, m, g, row[r] * rates.scale, col, rates)
                 _store(job, x, c, values, number, job.nq)
 
 

@@ -1,13 +1,14 @@
 """ΣX² carried from step to step, so that X is read once in a step and not twice.
 
-A relative step needs RMS(X) before it writes X. The step before has just had every element of the new X in its hands:
-it sums their squares for each unit, and leaves the total (`x2_after`), the unit with the largest sum (`heaviest_unit`)
-and that sum (`heaviest_x2`). Before a step relies on the total, it sums that one unit again, by a step of length zero:
-the same loop, so the same bits, unless somebody has written to it. If they differ, or if there is nothing to rely on,
-the phase MEASURE reads all of X first: **a wrong guess costs time, never digits.** If they agree, the total is at most
-as many times too large as there are units. What was written elsewhere shows while X is stepped, as the loop also sums
-what it finds: then the phase REPAIR adds the difference between the right step and the one that was taken, and the
-next step measures. A step after loading a checkpoint measures, too, to the same bits as the one that carries.
+A relative step needs RMS(X) before it writes X. The step before had every element of that X in its hands: it summed
+their squares, and left the total (`x2_after`), which two lines had the largest share (`heaviest_line`) and how large
+that is (`heaviest_x2`). Before a step relies on the total, it sums those two lines again, by a step of length zero: the
+same loop, so the same bits, unless somebody has written to them. If they differ, or if there is nothing to rely on, the
+phase MEASURE reads all of X first: a wrong guess costs time, not digits. If they agree, the total is too large by a
+factor of at most n, the number of such pairs of lines, and the step at most √n times too long. What was written
+elsewhere is noticed while X is stepped, as the loop also sums what it finds: then the phase REPAIR adds the difference
+between the right step and the one that was taken (√n = 1000 leaves an error of 1e-4 of one step), and the next step
+measures. A step after loading a checkpoint measures, too, and gets the same bits as the one that carries.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, 
 from adafactor.kernels.cpu.native.job import (
     FULL,
     OF_UPDATE,
+    RESULTS,
     WIDTH,
     elements_of,
     numerator,
@@ -40,20 +42,20 @@ def has_digits(job: Any, total: float) -> Any:
 
 @as_written
 def carries(job: Any) -> Any:
-    """Say whether a job carries its sum; a single unit would be read again to check it, and that is all of X."""
-    return job.carries_x2 and job.B * job.cuts > 1
+    """Say whether a job carries its sum: it must have two lines at least, as two are summed together."""
+    return job.carries_x2 and job.P > 1
 
 
 @as_written
 def may_rely(job: Any) -> Any:
-    """Say whether there is a carried sum to rely on, if the heaviest unit is what it was."""
-    return carries(job) and job.x2_confirmed and has_digits(job, job.x2_after)
+    """Say whether there is a carried sum to rely on, if the heaviest lines are what they were."""
+    return carries(job) and job.x2_confirmed and has_digits(job, job.x2_after) and job.heaviest_x2 > 0
 
 
 @as_written
 def rely(job: Any) -> None:
-    """Take the carried sum if the heaviest unit, which was just summed again, is what it was; else X will be read."""
-    if results_of(job)[3 * job.heaviest_unit] == job.heaviest_x2:
+    """Take the carried sum if the heaviest lines, which were just summed again, are what they were; else X is read."""
+    if job.checked_x2 == job.heaviest_x2:
         job.x2, job.reads_x2 = job.x2_after, 0
 
 
@@ -71,12 +73,11 @@ def carry_on(job: Any) -> None:
     job.repairs = 0
     if not carries(job):
         return
-    results, heaviest = results_of(job), 0
-    for unit in range(job.B * job.cuts):
-        if results[3 * unit + 1] > results[3 * heaviest + 1]:
-            heaviest = unit
-    job.x2_after, job.heaviest_unit, job.heaviest_x2 = total_of(job, 1), heaviest, results[3 * heaviest + 1]
-    x2_before = total_of(job, 0)
+    results, job.heaviest_x2 = results_of(job), -1.0
+    for i in range(0, len(results), RESULTS):
+        if results[i + 2] > job.heaviest_x2:
+            job.heaviest_x2, job.heaviest_line = results[i + 2], int(results[i + 3])
+    job.x2_after, x2_before = total_of(job, 1), total_of(job, 0)
     if not job.reads_x2 and job.measures_x and x2_before != job.x2:
         job.repairs, job.x2, job.scale_used = 1, x2_before, job.scale
         job.x2_after, job.x2_confirmed = np.nan, 0
@@ -92,7 +93,7 @@ def measure_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> N
             x = array_at(job.x + size_of(kind.x) * (b * job.xb + p * job.xp + s * job.xs), line, kind.x)
             for q in range(0, line, WIDTH):
                 total += sum_of_squares(x[q : q + WIDTH], kind.stat)
-    results_of(job)[3 * unit] = total
+    results_of(job)[RESULTS * unit] = total
 
 
 @summing

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, size_of, summing, widen
-from adafactor.kernels.cpu.native.job import COLUMN, WIDTH, gradient, numerator, results_of, span, tile_length
+from adafactor.kernels.cpu.native.job import COLUMN, RESULTS, WIDTH, gradient, numerator, results_of, span, tile_length
 from adafactor.kernels.cpu.native.lines import blend, energy_of, repeat
 
 
@@ -74,7 +74,7 @@ def energy_of_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) ->
                 repeat(row, r, job.K, narrow(1.0, kind.stat), tile)
                 for q in range(0, line, len(tile)):
                     u2 += energy_of(g[q : q + len(tile)], tile, col[q : q + len(tile)])
-    results_of(job)[3 * unit] = u2
+    results_of(job)[RESULTS * unit] = u2
 
 
 @summing

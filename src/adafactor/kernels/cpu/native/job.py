@@ -17,6 +17,8 @@ OUTER, ROW, COLUMN, FULL = range(4)  # estimator: along P and Q, along P only, a
 NONE, OF_UPDATE, OF_GRADIENT = range(3)  # momentum
 NEAREST, STOCHASTIC, KAHAN = range(3)  # rounding
 MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, REPAIR, END = range(8)  # the phases of a step
+CHECK = END + 1  # no phase: asks the loop of APPLY to sum two lines again (see `carry`)
+RESULTS = walk_order.RESULTS
 
 
 def _fields(dtype: Any, names: str) -> list[tuple[str, Any]]:
@@ -45,10 +47,10 @@ JOB = np.dtype([
     *_fields(INTEGER, "taken clips"),
     *_fields(DOUBLE, "finite u2 x2 scale alpha rms_x rms_u"),
     # Carried from step to step, see `carry`; the second line says what became of it in this step.
-    *_fields(INTEGER, "carries_x2 x2_confirmed heaviest_unit"),
+    *_fields(INTEGER, "carries_x2 x2_confirmed heaviest_line"),
     *_fields(DOUBLE, "x2_after heaviest_x2"),
     *_fields(INTEGER, "reads_x2 repairs"),
-    *_fields(DOUBLE, "scale_used"),
+    *_fields(DOUBLE, "checked_x2 scale_used"),
     # Figures for the report: counts since they were last read, and the last step that was taken.
     *_fields(INTEGER, "steps clipped skipped"),
     *_fields(DOUBLE, "noted_beta2 noted_alpha noted_rms_x noted_rms_u"),
@@ -98,15 +100,15 @@ def numerator(job: Any) -> Any:
 
 @summing
 def results_of(job: Any) -> Any:
-    """Return the units' results: three numbers for each."""
-    return array_at(job.units, 3 * job.B * job.cuts, np.float64)
+    """Return the units' results: RESULTS numbers for each."""
+    return array_at(job.units, RESULTS * job.B * job.cuts, np.float64)
 
 
 @as_written
 def total_of(job: Any, which: int) -> Any:
     """Add up one of the results over the units, always in the same order."""
     total, results = 0.0, results_of(job)
-    for i in range(which, len(results), 3):
+    for i in range(which, len(results), RESULTS):
         total += results[i]
     return total
 

@@ -10,6 +10,7 @@ from adafactor.kernels.cpu.native.elements import array_at, narrow, size_of, sum
 from adafactor.kernels.cpu.native.energy import row_scale_of
 from adafactor.kernels.cpu.native.job import (
     OF_GRADIENT,
+    RESULTS,
     TALL,
     WIDTH,
     energy_in_first_walk,
@@ -167,9 +168,7 @@ def _sum_four_in_tiles(
             part = array_at(col.ctypes.data + kept * (s * line + q), width, kind.stat)
             squares_of_four_tiles(g0, g1, g2, g3, part, t0, t1, t2, t3)
         for i in range(4):
-            _from_sums_to_scales(
-                job, b, row, r + i * down, tiles[i * size : (i + 1) * size], len(energy) > 0, kind.stat
-            )
+            _from_sums_to_scales(job, b, row, r + i * down, tiles[i * size : (i + 1) * size], len(energy) > 0, kind.stat)
         for q in range(0, line if len(energy) else 0, size):
             width, o = min(size, line - q), g + item * q
             g0, g1 = array_at(o, width, kind.g), array_at(o + step, width, kind.g)
@@ -220,4 +219,4 @@ def moments_of_whole(job: Any, phase: int, unit: int, scratch: int, kind: Any) -
         if job.measures_x:
             x2 += sum_of_squares(array_at(job.x + size_of(kind.x) * p, width, kind.x), kind.stat)
     results = results_of(job)
-    results[3 * unit], results[3 * unit + 1], results[3 * unit + 2] = u2, x2, seen
+    results[RESULTS * unit], results[RESULTS * unit + 1], results[RESULTS * unit + 2] = u2, x2, seen

@@ -8,6 +8,7 @@ everything in one function, 12 s with parts).
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -84,23 +85,23 @@ class Cache(FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(sig, data)
         except OSError as problem:
-            self._warn(
-                f"compiled code could not be saved to {self.cache_path} ({problem}); the next process compiles it again"
-            )
+            self._warn(f"compiled code could not be saved to {self.cache_path} ({problem}); the next process compiles it again")
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"adafactor: {message}", RuntimeWarning, stacklevel=2)
 
 
 def compile_function(function: Callable[..., None], signature: str) -> Any:
-    """Compile a function that is called by address, or load it from disk; keep what this returns, it owns the code."""
+    """Compile a function that is called by address, or load it from disk; returns it as Python calls it (by ctypes)."""
     # Numba looks at the age of one file only: the name says what all of them contain.
     function.__qualname__ = f"{function.__qualname__}_{VERSION}"
     options = {"nopython": True, "nogil": True, "error_model": "numpy"}
     compiled = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
     compiled._cache = Cache(function)
     compiled.compile()
-    return compiled
+    call = compiled.ctypes
+    call.owner = compiled
+    return call
 
 
 def _part(job: int, phase: int, unit: int, scratch: int) -> None:
@@ -133,7 +134,7 @@ class Parts:
         """Compile the parts whose bits are set."""
         for number in range(len(self.addresses)):
             if missing >> number & 1 and not self.addresses[number]:
-                self.addresses[number] = self._compile(number).address
+                self.addresses[number] = ctypes.cast(self._compile(number), ctypes.c_void_p).value
 
     def _compile(self, number: int) -> Any:
         x, g, stat = self.kind

@@ -18,6 +18,7 @@ from adafactor.kernels.cpu.native.elements import add_at, array_at, as_written, 
 from adafactor.kernels.cpu.native.factors import add_up_rows, conclude, means_of_sums
 from adafactor.kernels.cpu.native.job import (
     APPLY,
+    CHECK,
     CONCLUDE,
     END,
     ENERGY,
@@ -40,14 +41,14 @@ from adafactor.kernels.cpu.native.job import (
 
 JOB_SIZE = JOB.itemsize
 WALK = np.dtype([(name, np.int64) for name in (
-    # what is to be done: addresses of the jobs and of the kind's parts, and the phases
-    "jobs", "count", "parts", "first", "last",
-    # the bytes of a statistic; elements up to which a tensor is small; whether every job has its own scratch
-    "stat_size", "small_size", "threads", "unit_size", "own_scratch",
-    # left by `survey`: the jobs' numbers, large ones first; how many are large, and small; parts that are not compiled
-    # yet, as bits; elements in all; bytes of scratch for large tensors, and for each thread
-    "order", "large", "small", "missing", "total", "large_bytes", "small_bytes", "thread_bytes",
-    # addresses of the counters and of scratch
+    # What is to be done: addresses of the jobs and of the kind's parts, and the phases; the bytes of a statistic;
+    # elements up to which a tensor is small; threads; elements of a unit; whether every job has its own scratch; and the
+    # address of the jobs' numbers, the largest first.
+    "jobs", "count", "parts", "first", "last", "stat_size", "small_size", "threads", "unit_size", "own_scratch", "order",
+    # Left by `survey`: how many of the jobs are large, and small; parts that are not compiled yet, as bits; elements in
+    # all; bytes of scratch for large tensors, for small ones, and for each thread.
+    "large", "small", "missing", "total", "large_bytes", "small_bytes", "thread_bytes",
+    # Addresses of the counters and of scratch.
     "counters", "large_scratch", "thread_scratch",
 )])  # fmt: skip
 
@@ -152,7 +153,7 @@ def make_factors(walk: Any, job: Any, address: int, scratch: int) -> None:
     job.repairs = 0
     job.reads_x2 = job.measures_x and job.estimator != FULL
     if job.reads_x2 and may_rely(job):
-        call(walk, part_of(job, MEASURE), job, address, MEASURE, job.heaviest_unit, scratch)
+        call(walk, part_of(job, MEASURE), job, address, CHECK, 0, scratch)
         rely(job)
 
 
@@ -160,15 +161,7 @@ def make_factors(walk: Any, job: Any, address: int, scratch: int) -> None:
 def check_energy(walk: Any, job: Any, address: int, scratch: int) -> None:
     """Sum U² again in double if float32 had no room for the squares. Without any gradient it is 0, and that is right."""
     if walk.stat_size == 4 and job.u2 != 0 and not has_digits(job, job.u2):
-        call(
-            walk,
-            parts.ENERGY_IN_DOUBLE + (parts.OF_MOMENTUM if job.momentum == OF_GRADIENT else 0),
-            job,
-            address,
-            ENERGY,
-            0,
-            scratch,
-        )
+        call(walk, parts.ENERGY_IN_DOUBLE + (parts.OF_MOMENTUM if job.momentum == OF_GRADIENT else 0), job, address, ENERGY, 0, scratch)
 
 
 @as_written
@@ -339,10 +332,29 @@ def sort_by_size(walk: Any) -> None:
 
 
 def assign(address: int) -> None:
-    """Give the large tensors the same scratch, as they come one after the other; or each its own, if they shall."""
+    """Set the counters to zero, and give the large tensors the same scratch, as they come one after the other."""
     walk = array_at(address, 1, WALK)[0]
-    base = walk.large_scratch
-    for i in range(walk.large):
+    counters = array_at(walk.counters, (FIRST_PHASE + walk.large * END * PHASE_SIZE) // 8, np.int64)
+    for i in range(len(counters)):
+        counters[i] = 0
+    for i in range(0 if walk.own_scratch else walk.large):
         job = job_at(walk.jobs + JOB_SIZE * array_at(walk.order, walk.count, np.int64)[i])
+        assign_addresses(job, walk.large_scratch)
+
+
+def hand_out(address: int) -> None:
+    """Give every job its own part of the scratch, which is at `parts`."""
+    walk = array_at(address, 1, WALK)[0]
+    base = walk.parts
+    for i in range(walk.count):
+        job = job_at(walk.jobs + JOB_SIZE * i)
         assign_addresses(job, base)
-        base += 8 * scratch_size(job) if walk.own_scratch else 0
+        base += 8 * scratch_size(job)
+
+
+def count(address: int) -> None:
+    """Read the step counts of all jobs into an array of doubles at `parts`."""
+    walk = array_at(address, 1, WALK)[0]
+    for i in range(walk.count):
+        t = array_at(job_at(walk.jobs + JOB_SIZE * i).t, 1, np.float32)[0]
+        array_at(walk.parts, walk.count, np.float64)[i] = t
