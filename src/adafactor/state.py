@@ -65,8 +65,9 @@ def exchange(state: State, before: Layout, now: Layout, name: str) -> None:
     The update of Algorithm 4 is the same for (row, column) and (column, row); R and C of a square matrix have one
     shape, so that without this one would be taken for the other in silence.
     """
-    if (before.row_axis, before.col_axis) == (now.row_axis, now.col_axis) or before.shape != now.shape:
-        return
+    same = (before.row_axis, before.col_axis) == (now.row_axis, now.col_axis)
+    if same or before.shape != now.shape or None in (before.row_axis, now.row_axis):
+        return  # where the statistics are others altogether, `check_shapes` says so
     if (before.row_axis, before.col_axis) != (now.col_axis, now.row_axis) or now.estimator != "outer":
         raise ValueError(
             f"axes of {name} changed in mid-run from {(before.row_axis, before.col_axis)} to "

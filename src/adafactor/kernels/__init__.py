@@ -160,4 +160,5 @@ def _warn_once(name: str) -> None:
 def _explain(problem: Exception) -> str:
     if isinstance(problem, ImportError):
         return f"Numba cannot be imported ({problem}); `pip install adafactor[cpu]` brings it"
-    return str(problem)
+    advice = "; NUMBA_CACHE_DIR can name a folder for compiled code" if "cache" in str(problem) else ""
+    return f"{problem}{advice}"
