@@ -19,6 +19,7 @@ from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.settings import CheckedGroups, Settings
 from adafactor.sharding import Ranks, Shard
+from adafactor.signals import held_back
 from adafactor.step import step
 from adafactor.warn import warn
 
@@ -176,7 +177,6 @@ class Adafactor(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step with every parameter that has a gradient.
 
@@ -187,7 +187,8 @@ class Adafactor(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step()
+        with held_back(), torch.no_grad():
+            self._step()
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is

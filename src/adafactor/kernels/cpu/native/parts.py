@@ -129,6 +129,7 @@ class Parts:
         """Start with none."""
         self.kind = kind
         self.addresses = np.zeros(PARTS + OF_MOMENTUM, np.int64)
+        self.address, self.stat_size = self.addresses.ctypes.data, np.dtype(kind.stat).itemsize
 
     def compile(self, missing: int) -> None:
         """Compile the parts whose bits are set."""

@@ -39,7 +39,7 @@ from adafactor.kernels.cpu.native.job import (
     total_of,
 )
 
-JOB_SIZE = JOB.itemsize
+JOB_SIZE, CACHE_LINE = JOB.itemsize, 64
 WALK = np.dtype([(name, np.int64) for name in (
     # What is to be done: addresses of the jobs and of the kind's parts, and the phases; the bytes of a statistic;
     # elements up to which a tensor is small; threads; elements of a unit; whether every job has its own scratch; and the
@@ -307,7 +307,9 @@ def survey(address: int) -> None:
     walk.small -= walk.large
     if walk.own_scratch:
         walk.large_bytes, walk.small_bytes = 0, 0
-    walk.thread_bytes = (walk.thread_bytes + 63) // 64 * 64 + walk.small_bytes
+    walk.large_bytes = -(-walk.large_bytes // CACHE_LINE) * CACHE_LINE
+    walk.small_bytes = -(-walk.small_bytes // CACHE_LINE) * CACHE_LINE
+    walk.thread_bytes = -(-walk.thread_bytes // CACHE_LINE) * CACHE_LINE + walk.small_bytes
 
 
 @as_written
