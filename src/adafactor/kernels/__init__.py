@@ -24,6 +24,7 @@ empty: then there is nothing to walk, but its factors are kept.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from adafactor.settings import Settings
     from adafactor.step import Update
 
+PROCESS = os.getpid()  # in which the package was imported: in a child, forked later, torch's threads are gone
 COMPILED = ("cpu",)  # folders of this package, each a backend
 AUTO = {"cpu": "cpu"}  # for tensors on a device of this type, the backend that "auto" takes where it can
 BACKENDS = ("auto", "eager", *COMPILED)

@@ -20,6 +20,8 @@ UNIT = 2**15  # elements: the smallest piece of work for a thread (measured: bel
 RESULTS = 4  # numbers that a unit leaves for the end of a phase
 STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # the types that there are loops for
 
+Sizes = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class WalkOrder:
@@ -66,8 +68,8 @@ class WalkOrder:
 def scratch_lengths(sizes: tuple[int, int, int, int, int], cuts: int, factored: bool) -> tuple[int, ...]:
     """Compute the lengths of the vectors that a step needs besides the state, in doubles.
 
-    They are R and C, 1/√R and 1/√C, mean(R) of every slice, sums and energies of the columns for every unit, and RESULTS
-    for every unit. This is compiled, too, so it keeps to numbers and tuples.
+    They are R and C, 1/√R and 1/√C, mean(R) of every slice, and for every unit sums and energies of its columns and
+    RESULTS. This function is compiled, too, so it keeps to numbers and tuples.
     """
     b, p, s, q, k = sizes
     batch = b * s * k if factored else 0
@@ -112,7 +114,8 @@ def stored(x: torch.dtype, g: torch.dtype) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def flat_order(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...]) -> WalkOrder | str:
+def flat_order(shape: Sizes, x: Sizes, g: Sizes) -> WalkOrder | str:
+    """Find the order for a tensor whose second moment is kept whole, given the strides of X and G: all but gaps."""
     long = [axis for axis in range(len(shape)) if shape[axis] > 1]
     if any(x[axis] != g[axis] for axis in long):
         return "its gradient has another order in memory"
@@ -128,7 +131,8 @@ def flat_order(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...]) -
 
 
 @lru_cache(maxsize=4096)
-def factored_order(shape: tuple[int, ...], x: tuple[int, ...], g: tuple[int, ...], row: int, col: int) -> WalkOrder | str:
+def factored_order(shape: Sizes, x: Sizes, g: Sizes, row: int, col: int) -> WalkOrder | str:
+    """Find the order for a tensor whose second moment is factored, given the strides of X and G: that of memory."""
     # an axis of length 1 may have any stride: it goes first
     order = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
     first, second = sorted((order.index(row), order.index(col)))
@@ -159,7 +163,10 @@ def _merge(shape: tuple[int, ...], strides: Sequence[int], axes: tuple[int, ...]
 
 
 def _units(p: int, line: int) -> tuple[int, int]:
-    """P's per unit and units: enough for many threads, few enough that their column sums stay a small part."""
+    """Choose the P's per unit and the units: enough for many threads, few enough that their column sums stay small.
+
+    Each unit has column sums of its own, so it should be many lines high: 64, or 512 from 16 units on (measured).
+    """
     most = max(min(16, p // 64), min(32, p // 512), 1)
     cuts = max(1, min(most, p * line // UNIT))
     rows = -(-p // cuts)

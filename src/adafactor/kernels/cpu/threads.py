@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from adafactor.kernels import PROCESS
+
 
 class Team:
     """Threads that run a compiled function together.
@@ -31,7 +33,7 @@ class Team:
     def __init__(self, enter: Any, close: Any):
         """Take the compiled functions."""
         self._call, self._wait = enter, close
-        self._address = ctypes.cast(enter, ctypes.c_void_p).value
+        self._address = address_of(enter)
 
     def run(self, address: int, count: int, keep: object) -> None:
         """Run the function in so many threads, this one among them; `keep` is what must not be freed meanwhile."""
@@ -47,6 +49,13 @@ class Team:
             self._call(address)
         finally:  # whatever a signal handler raised, above or while waiting, comes after this
             self._wait(address)
+
+
+def address_of(function: Any) -> int:
+    """Return the address of a function that ctypes can call."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def _openmp() -> Callable[..., None] | None:
@@ -93,7 +102,7 @@ class Pool:
             del _keep
 
 
-_pool, _forked = Pool(), False
+_pool, _forked = Pool(), os.getpid() != PROCESS
 
 
 def _after_fork() -> None:

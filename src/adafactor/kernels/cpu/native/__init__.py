@@ -69,7 +69,7 @@ __all__ = [
     "assign_scratch", "new_jobs", "ready", "step_counts", "walk",
 ]  # fmt: skip
 
-SMALL = 2**20  # elements up to which a tensor is one thread's alone, if there are enough for all (measured on two cores)
+SMALL = 2**20  # elements up to which a tensor is one thread's alone, if there are enough for all (measured: two cores)
 
 STORED = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16, torch.float16: np.int16}
 KINDS: dict[tuple[torch.dtype, torch.dtype], Kind] = {
@@ -132,7 +132,7 @@ def walk(jobs: Any, kind: Kind, first: int, last: int, orders: Any = None, scrat
 
 
 LINE = schedule.CACHE_LINE  # vectors that begin with one are loaded faster (measured: up to 10 % of a step)
-FIELDS: tuple[str, ...] = schedule.WALK.names
+FIELDS = schedule.WALK.names or ()
 SURVEYED = slice(FIELDS.index("large"), FIELDS.index("thread_bytes") + 1)
 MEMORY = slice(FIELDS.index("counters"), FIELDS.index("thread_scratch") + 1)
 

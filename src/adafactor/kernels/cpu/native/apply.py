@@ -69,7 +69,7 @@ def apply_to_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> 
     for p in range(p0 if checks else start, p0 + 1 if checks else start + half):
         for s in range(s0 if checks else 0, s0 + 1 if checks else job.S):
             r = (b * job.P + p) * job.S + s
-            r0, r1 = row[r] * rates.scale, row[r + half * job.S] * rates.scale
+            r0, r1 = row[r] * rates.apply_factor, row[r + half * job.S] * rates.apply_factor
             found, left = _step_two(job, b, p, s, half, r0, r1, rates, kind)
             before += found
             after += left
@@ -80,7 +80,7 @@ def apply_to_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> 
         return
     for p in range(start + 2 * half, stop):
         for s in range(job.S):
-            found, left = _step_one(job, b, p, s, row[(b * job.P + p) * job.S + s] * rates.scale, rates, phase, kind)
+            found, left = _step_one(job, b, p, s, row[(b * job.P + p) * job.S + s], rates, phase, kind)
             before += found
             after += left
     results = results_of(job)[RESULTS * unit :]
@@ -101,7 +101,7 @@ def _step_two(job: Any, b: int, p: int, s: int, half: int, r0: Any, r1: Any, rat
             array_at(x0, width, kind.x), array_at(x1, width, kind.x),
             array_at(m0, width, kind.stat), array_at(m1, width, kind.stat),
             array_at(g, width, kind.g), array_at(g + size_of(kind.g) * half * of.p, width, kind.g),
-            r0, r1, col, job.momentum == OF_UPDATE, rates.w1, rates.decay, rates.apply_factor,
+            r0, r1, col, job.momentum == OF_UPDATE, rates.scale, rates.w1, rates.decay, rates.apply_factor,
         )  # fmt: skip
         before += found
         after += left
@@ -129,9 +129,9 @@ def _step_one(job: Any, b: int, p: int, s: int, row: Any, rates: Any, phase: int
 def _descend(job: Any, x: Any, m: Any, g: Any, row: Any, col: Any, rates: Any) -> None:
     """Step a part of a line."""
     if job.momentum == OF_UPDATE:
-        descend_averaged(x, m, g, row, col, rates.w1, rates.decay)
+        descend_averaged(x, m, g, row, col, rates.scale, rates.w1, rates.decay)
     else:
-        descend(x, g, row, col, rates.decay)
+        descend(x, g, row, col, rates.scale, rates.decay)
 
 
 @summing
@@ -147,7 +147,7 @@ def apply_one_by_one(job: Any, phase: int, unit: int, scratch: int, kind: Any) -
             m = array_at(job.m + size_of(kind.stat) * at, job.Q, kind.stat)
             g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s), job.Q, kind.g)
             col = array_at(job.col_scale + size_of(kind.stat) * (b * job.S + s) * job.Q, job.Q, kind.stat)
-            _descend(job, x, m, g, row[(b * job.P + p) * job.S + s] * rates.scale, col, rates)
+            _descend(job, x, m, g, row[(b * job.P + p) * job.S + s], col, rates)
 
 
 @summing
@@ -159,7 +159,7 @@ def apply_to_tiles(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> 
     row = array_at(job.row_scale, job.B * job.P * job.S * job.K, kind.stat)
     for p in range(start, stop):
         for s in range(job.S):
-            repeat(row, ((b * job.P + p) * job.S + s) * job.K, job.K, rates.scale, tile)
+            repeat(row, ((b * job.P + p) * job.S + s) * job.K, job.K, narrow(1.0, kind.stat), tile)
             for q in range(0, line, len(tile)):
                 width, at = min(len(tile), line - q), b * job.xb + p * job.xp + s * job.xs + q
                 x = array_at(job.x + size_of(kind.x) * at, width, kind.x)
@@ -180,7 +180,7 @@ def apply_rounded(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> N
         for s in range(job.S):
             r = ((b * job.P + p) * job.S + s) * job.K
             if job.K > 1:
-                repeat(row, r, job.K, rates.scale, tile)
+                repeat(row, r, job.K, narrow(1.0, kind.stat), tile)
             for q in range(0, line, size):
                 width, at = min(size, line - q), b * job.xb + p * job.xp + s * job.xs + q
                 x = array_at(job.x + size_of(kind.x) * at, width, kind.x)
@@ -193,7 +193,7 @@ def apply_rounded(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> N
                 if job.K > 1:
                     _descend(job, values, m, g, tile, col, rates)
                 else:
-                    _descend(job, values, m, g, row[r] * rates.scale, col, rates)
+                    _descend(job, values, m, g, row[r], col, rates)
                 _store(job, x, c, values, number, job.nq)
 
 

@@ -120,9 +120,9 @@ def repair_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> No
     factor = narrow(job.w1 * missing if job.momentum == OF_UPDATE else missing, kind.stat)
     for p in range(start, stop):
         for s in range(job.S):
-            x, by = b * job.xb + p * job.xp + s * job.xs, row[(b * job.P + p) * job.S + s] * factor
+            x, by = b * job.xb + p * job.xp + s * job.xs, row[(b * job.P + p) * job.S + s]
             g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s), line, kind.g)
             col = array_at(job.col_scale + size_of(kind.stat) * (b * job.S + s) * line, line, kind.stat)
-            descend(array_at(job.x + size_of(kind.x) * x, line, kind.x), g, by, col, one)
+            descend(array_at(job.x + size_of(kind.x) * x, line, kind.x), g, by, col, factor, one)
             if job.momentum == OF_UPDATE:
-                descend(array_at(job.m + size_of(kind.stat) * x, line, kind.stat), g, -by, col, one)
+                descend(array_at(job.m + size_of(kind.stat) * x, line, kind.stat), g, by, col, -factor, one)

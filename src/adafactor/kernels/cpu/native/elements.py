@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -14,13 +15,24 @@ from numba.extending import intrinsic, overload, register_jitable
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise RuntimeError("the compiled step needs Numba's compiler, which NUMBA_DISABLE_JIT=1 turns off")
 
-# Functions that only other compiled functions call need no entry points of their own: a third of their compile time.
-INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _compiling(fastmath: set[str]) -> Callable[[Function], Function]:
+    """Make a decorator for functions that only other compiled functions call.
+
+    They need no entry points of their own, which would take a third of their compile time.
+    """
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "fastmath": fastmath or False}
+    decorator: Callable[[Function], Function] = njit(nogil=True, error_model="numpy", **options)
+    return decorator
+
+
 # Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
 # NaN, infinities and denormals keep their meaning.
-exactly = njit(**INNER, fastmath={"contract", "nsz"})
-summing = njit(**INNER, fastmath={"reassoc", "contract", "nsz"})
-as_written = njit(**INNER)  # each operation is rounded on its own
+exactly = _compiling({"contract", "nsz"})
+summing = _compiling({"reassoc", "contract", "nsz"})
+as_written = _compiling(set())  # each operation is rounded on its own
 
 
 class Kind(NamedTuple):

@@ -4,10 +4,10 @@ With V̂ = R·C/mean(R), and i over rows and j over columns,
 
     ΣU² = Σᵢⱼ G²ᵢⱼ·mean(R)/(Rᵢ·Cⱼ) = mean(R)·Σⱼ (Σᵢ G²ᵢⱼ/Rᵢ) / Cⱼ.
 
-A row's new Rᵢ is known as soon as the row has been summed. While the row is still in the cache, the first walk therefore
-adds G²ᵢⱼ/Rᵢ to the *column energy*, the inner sum; after it, C and mean(R) are known as well, and a sum over columns is
-all that is left to do. It cannot be where U is not made of G (momentum of the gradient: `blend` comes first), and where
-other ranks hold parts of the tensor's rows, so that Rᵢ is not known.
+A row's new Rᵢ is known as soon as the row has been summed. While the row is still in the cache, the first walk adds
+G²ᵢⱼ/Rᵢ to the *column energy*, the inner sum. After the walk C and mean(R) are known as well, and a sum over columns is
+all that is left to do. This is not possible where U is not made of G (momentum of the gradient: `blend` comes first),
+nor where other ranks hold parts of the tensor, so that Rᵢ is not known.
 """
 
 from __future__ import annotations
@@ -41,6 +41,22 @@ def row_scale_of(job: Any, b: int, row: Any, r: int, stat: Any) -> Any:
     if job.estimator == COLUMN:
         return narrow(1.0, stat)
     return narrow(1.0 / np.sqrt(averaged_row(job, b, row, r, stat)), stat)
+
+
+@summing
+def energy_vanishes(job: Any, col: Any) -> Any:
+    """Say whether the energy of a column is too small for float32, so that ΣU² must be summed again in double.
+
+    That is where all of a column is tiny beside its rows, although its G² is not: `col` is the mean of G² + ε₁.
+    """
+    line = job.Q * job.K
+    for o in range(job.B * job.S):
+        b = o // job.S
+        energy = array_at(job.column_energy + 8 * (b * job.cuts * job.S + o - b * job.S) * line, line, np.float64)
+        for j in range(line):
+            if energy[j] < 1e-30 and col[o * line + j] > 2 * job.eps1:
+                return True
+    return False
 
 
 @summing

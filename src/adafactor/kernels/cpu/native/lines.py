@@ -146,33 +146,34 @@ def blend(m: Any, g: Any, weight: Any) -> None:
 
 
 @exactly
-def descend(x: Any, g: Any, row: Any, col: Any, decay: Any) -> None:
-    """Compute X·decay − U."""
+def descend(x: Any, g: Any, row: Any, col: Any, scale: Any, decay: Any) -> None:
+    """Compute X·decay − scale·U. The scale comes last: with 1/√R alone it may leave float32 where U does not."""
     for j in range(len(x)):
-        x[j] = narrow(stepped(widen(x[j], decay), decay, update_of(g[j], pick(row, j), col[j])), x[j])
+        u = update_of(g[j], pick(row, j), col[j]) * scale
+        x[j] = narrow(stepped(widen(x[j], decay), decay, u), x[j])
 
 
 @exactly
-def descend_averaged(x: Any, m: Any, g: Any, row: Any, col: Any, weight: Any, decay: Any) -> None:
-    """Average U into the momentum M, and compute X·decay − M."""
+def descend_averaged(x: Any, m: Any, g: Any, row: Any, col: Any, scale: Any, weight: Any, decay: Any) -> None:
+    """Average scale·U into the momentum M, and compute X·decay − M."""
     for j in range(len(x)):
-        m[j] = average(m[j], update_of(g[j], pick(row, j), col[j]), weight)
+        m[j] = average(m[j], update_of(g[j], pick(row, j), col[j]) * scale, weight)
         x[j] = narrow(stepped(widen(x[j], decay), decay, m[j]), x[j])
 
 
 @summing
 def descend_two(
     x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, r0: Any, r1: Any, col: Any,
-    averaged: bool, w1: Any, decay: Any, apply_factor: Any,
+    averaged: bool, scale: Any, w1: Any, decay: Any, apply_factor: Any,
 ) -> Any:  # fmt: skip
     """Step two lines that lie far apart; return ΣX² before and after.
 
-    The step is X·decay − U, or X·decay − M·apply_factor with U averaged into M. With w1 = 0, decay = 1, apply_factor = 0
-    and r0 = r1 = 0 it has length zero, and the loop does nothing but sum.
+    The step is X·decay − scale·U, or X·decay − M·apply_factor with scale·U averaged into M. With decay = 1 and all
+    other factors 0 it has length zero, and the loop does nothing but sum.
     """
     before, after = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
-        u0, u1 = update_of(g0[j], r0, col[j]), update_of(g1[j], r1, col[j])
+        u0, u1 = update_of(g0[j], r0, col[j]) * scale, update_of(g1[j], r1, col[j]) * scale
         if averaged:
             u0, u1 = average(m0[j], u0, w1), average(m1[j], u1, w1)
             m0[j], m1[j] = u0, u1

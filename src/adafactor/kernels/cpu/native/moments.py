@@ -127,10 +127,8 @@ def _sum_four(job: Any, b: int, p: int, quarter: int, row: Any, col: Any, energy
             row[r + 3 * down] += t3
         if len(energy):
             r0, r1 = row_scale_of(job, b, row, r, kind.stat), row_scale_of(job, b, row, r + down, kind.stat)
-            r2, r3 = (
-                row_scale_of(job, b, row, r + 2 * down, kind.stat),
-                row_scale_of(job, b, row, r + 3 * down, kind.stat),
-            )
+            r2 = row_scale_of(job, b, row, r + 2 * down, kind.stat)
+            r3 = row_scale_of(job, b, row, r + 3 * down, kind.stat)
             g0, g1 = array_at(g, job.Q, kind.g), array_at(g + step, job.Q, kind.g)
             g2, g3 = array_at(g + 2 * step, job.Q, kind.g), array_at(g + 3 * step, job.Q, kind.g)
             part = array_at(energy.ctypes.data + kept * s * job.Q, job.Q, kind.stat)
@@ -168,7 +166,8 @@ def _sum_four_in_tiles(
             part = array_at(col.ctypes.data + kept * (s * line + q), width, kind.stat)
             squares_of_four_tiles(g0, g1, g2, g3, part, t0, t1, t2, t3)
         for i in range(4):
-            _from_sums_to_scales(job, b, row, r + i * down, tiles[i * size : (i + 1) * size], len(energy) > 0, kind.stat)
+            tile = tiles[i * size : (i + 1) * size]
+            _from_sums_to_scales(job, b, row, r + i * down, tile, len(energy) > 0, kind.stat)
         for q in range(0, line if len(energy) else 0, size):
             width, o = min(size, line - q), g + item * q
             g0, g1 = array_at(o, width, kind.g), array_at(o + step, width, kind.g)

@@ -8,8 +8,6 @@ everything in one function, 12 s with parts).
 
 from __future__ import annotations
 
-import ctypes
-import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -28,6 +26,7 @@ from adafactor.kernels.cpu import threads
 from adafactor.kernels.cpu.native import apply, carry, energy, factors, moments
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.job import job_at
+from adafactor.warn import warn
 
 (
     MOMENTS_OF_LINES, MOMENTS_OF_TILES, MOMENTS_OF_WHOLE, MOMENTS_IN_DOUBLE, MAKE_FACTORS, BLEND,
@@ -67,7 +66,7 @@ VERSION = sha256(b"".join(file.read_bytes() for file in FILES)).hexdigest()[:16]
 NAMES = {np.float32: "float32", np.float64: "float64", np.uint16: "bfloat16", np.int16: "float16"}
 
 
-class Cache(FunctionCache):  # type: ignore[misc]
+class Cache(FunctionCache):
     """Numba's cache on disk, except that damaged files are replaced and a full disk is no reason to stop."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -77,7 +76,9 @@ class Cache(FunctionCache):  # type: ignore[misc]
         except Exception as problem:  # whatever unpickling makes of a damaged file
             for file in Path(self.cache_path).glob(self._impl.filename_base + ".*"):
                 file.unlink(missing_ok=True)
-            self._warn(f"compiled code could not be read from {self.cache_path} ({problem!r}); it is compiled anew")
+            _warn_once(
+                f"compiled code could not be read from the cache {self.cache_path}", "it is compiled anew", problem
+            )
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -85,10 +86,20 @@ class Cache(FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(sig, data)
         except OSError as problem:
-            self._warn(f"compiled code could not be saved to {self.cache_path} ({problem}); the next process compiles it again")
+            what = f"compiled code could not be saved to the cache {self.cache_path} (NUMBA_CACHE_DIR names another)"
+            _warn_once(what, "it is kept in memory only", problem)
 
-    def _warn(self, message: str) -> None:
-        warnings.warn(f"adafactor: {message}", RuntimeWarning, stacklevel=2)
+
+@cache
+def _said(what: str) -> list[None]:
+    return [None]
+
+
+def _warn_once(what: str, then: str, problem: Exception) -> None:
+    """Warn of the first of many files that have the same trouble."""
+    if _said(what):
+        _said(what).clear()
+        warn(f"{what}; {then} ({problem!r})")
 
 
 def compile_function(function: Callable[..., None], signature: str) -> Any:
@@ -96,17 +107,17 @@ def compile_function(function: Callable[..., None], signature: str) -> Any:
     # Numba looks at the age of one file only: the name says what all of them contain.
     function.__qualname__ = f"{function.__qualname__}_{VERSION}"
     options = {"nopython": True, "nogil": True, "error_model": "numpy"}
-    compiled = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
+    compiled: Any = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
     compiled._cache = Cache(function)
     compiled.compile()
-    call = compiled.ctypes
-    call.owner = compiled
+    call: Any = compiled.ctypes
+    call.owner = compiled  # the code lives as long as this
     return call
 
 
 def _part(job: int, phase: int, unit: int, scratch: int) -> None:
-    """The form of every part; `function` and `kind` are its own."""
-    function(job_at(job), phase, unit, scratch, kind)  # type: ignore[name-defined]  # noqa: F821
+    """Do what a part does; `this_function` and `this_kind` are among its own globals."""
+    this_function(job_at(job), phase, unit, scratch, this_kind)  # type: ignore[name-defined]  # noqa: F821
 
 
 @cache
@@ -115,7 +126,7 @@ def _compiled_part(number: int, kind: Kind) -> Any:
     function = FUNCTIONS[number]
     if number == APPLY_TO_LINES and kind.x in (np.uint16, np.int16):
         function = apply.apply_one_by_one
-    own = {"function": function, "kind": kind, "job_at": job_at}
+    own = {"this_function": function, "this_kind": kind, "job_at": job_at}
     part = FunctionType(_part.__code__, own, "part")
     part.__qualname__ = "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in kind)])
     part.__module__ = __name__
@@ -135,7 +146,7 @@ class Parts:
         """Compile the parts whose bits are set."""
         for number in range(len(self.addresses)):
             if missing >> number & 1 and not self.addresses[number]:
-                self.addresses[number] = ctypes.cast(self._compile(number), ctypes.c_void_p).value
+                self.addresses[number] = threads.address_of(self._compile(number))
 
     def _compile(self, number: int) -> Any:
         x, g, stat = self.kind

@@ -42,9 +42,10 @@ from adafactor.kernels.cpu.native.job import (
 JOB_SIZE, CACHE_LINE = JOB.itemsize, 64
 WALK = np.dtype([(name, np.int64) for name in (
     # What is to be done: addresses of the jobs and of the kind's parts, and the phases; the bytes of a statistic;
-    # elements up to which a tensor is small; threads; elements of a unit; whether every job has its own scratch; and the
-    # address of the jobs' numbers, the largest first.
-    "jobs", "count", "parts", "first", "last", "stat_size", "small_size", "threads", "unit_size", "own_scratch", "order",
+    # elements up to which a tensor is small; threads; elements of a unit; whether every job has its own scratch; and
+    # the address of the jobs' numbers, the largest first.
+    "jobs", "count", "parts", "first", "last",
+    "stat_size", "small_size", "threads", "unit_size", "own_scratch", "order",
     # Left by `survey`: how many of the jobs are large, and small; parts that are not compiled yet, as bits; elements in
     # all; bytes of scratch for large tensors, for small ones, and for each thread.
     "large", "small", "missing", "total", "large_bytes", "small_bytes", "thread_bytes",
@@ -52,8 +53,8 @@ WALK = np.dtype([(name, np.int64) for name in (
     "counters", "large_scratch", "thread_scratch",
 )])  # fmt: skip
 
-# Counters that threads share, in bytes from `counters`: threads inside, whether all is done, threads that have come, and
-# small tensors that were begun. Then three for every phase of every large tensor.
+# Counters that threads share, in bytes from `counters`: threads inside, whether no more are let in, threads that have
+# come, and small tensors that were begun. Then three for every phase of every large tensor.
 INSIDE, CLOSING, CAME, SMALL_BEGUN, FIRST_PHASE = 0, 8, 16, 24, 32
 BEGUN, DONE, CLOSED, PHASE_SIZE = 0, 8, 16, 24  # units that were begun, and are done; whether the phase has ended
 
@@ -79,9 +80,15 @@ def units_of(job: Any, phase: int) -> Any:
 
 
 @as_written
+def of_momentum(job: Any) -> Any:
+    """Return what is added to a part that reads the numerator of U, if that is the momentum of the gradient."""
+    return parts.OF_MOMENTUM if job.momentum == OF_GRADIENT else 0
+
+
+@as_written
 def part_of(job: Any, phase: int) -> Any:
     """Return the part that takes a unit of this job through a phase."""
-    shift = parts.OF_MOMENTUM if job.momentum == OF_GRADIENT else 0
+    shift = of_momentum(job)
     if phase == MOMENTS:
         if job.estimator == FULL:
             return parts.MOMENTS_OF_WHOLE
@@ -107,7 +114,7 @@ def needed_parts(job: Any) -> Any:
         bits |= 1 << parts.MEASURE_IN_DOUBLE
     if job.estimator == FULL:
         return bits
-    shift = parts.OF_MOMENTUM if job.momentum == OF_GRADIENT else 0
+    shift = of_momentum(job)
     bits |= 1 << parts.MOMENTS_IN_DOUBLE | 1 << parts.MAKE_FACTORS | 1 << (parts.ENERGY_IN_DOUBLE + shift)
     if job.momentum == OF_GRADIENT:
         bits |= 1 << parts.BLEND
@@ -121,8 +128,8 @@ def needed_parts(job: Any) -> Any:
 
 
 @as_written
-def call(walk: Any, part: int, job: Any, address: int, phase: int, unit: int, scratch: int) -> None:
-    """Call a part."""
+def call(walk: Any, part: int, address: int, phase: int, unit: int, scratch: int) -> None:
+    """Call a part for a unit of the job at an address."""
     call_at(array_at(walk.parts + 8 * part, 1, np.int64)[0], address, phase, unit, scratch)
 
 
@@ -136,8 +143,8 @@ def walk_unit(walk: Any, address: int, phase: int, unit: int, scratch: int) -> N
         conclude(job)
     else:
         if phase == ENERGY and job.momentum == OF_GRADIENT:
-            call(walk, parts.BLEND, job, address, phase, unit, scratch)
-        call(walk, part_of(job, phase), job, address, phase, unit, scratch)
+            call(walk, parts.BLEND, address, phase, unit, scratch)
+        call(walk, part_of(job, phase), address, phase, unit, scratch)
 
 
 @as_written
@@ -147,28 +154,28 @@ def make_factors(walk: Any, job: Any, address: int, scratch: int) -> None:
         job.skipped += 1
         return
     if job.estimator != FULL:
-        call(walk, parts.MAKE_FACTORS, job, address, FACTORS, 0, scratch)
+        call(walk, parts.MAKE_FACTORS, address, FACTORS, 0, scratch)
     if energy_in_first_walk(job):
         check_energy(walk, job, address, scratch)
     job.repairs = 0
     job.reads_x2 = job.measures_x and job.estimator != FULL
     if job.reads_x2 and may_rely(job):
-        call(walk, part_of(job, MEASURE), job, address, CHECK, 0, scratch)
+        call(walk, part_of(job, MEASURE), address, CHECK, 0, scratch)
         rely(job)
 
 
 @as_written
 def check_energy(walk: Any, job: Any, address: int, scratch: int) -> None:
-    """Sum U² again in double if float32 had no room for the squares. Without any gradient it is 0, and that is right."""
+    """Sum U² again in double if float32 had no room for the squares; a sum of 0 is taken for what it is."""
     if walk.stat_size == 4 and job.u2 != 0 and not has_digits(job, job.u2):
-        call(walk, parts.ENERGY_IN_DOUBLE + (parts.OF_MOMENTUM if job.momentum == OF_GRADIENT else 0), job, address, ENERGY, 0, scratch)
+        call(walk, parts.ENERGY_IN_DOUBLE + of_momentum(job), address, ENERGY, 0, scratch)
 
 
 @as_written
 def check_x2(walk: Any, job: Any, address: int, scratch: int) -> None:
     """Sum X² again in double if float32 had no room for the squares."""
     if walk.stat_size == 4 and job.measures_x and not has_digits(job, job.x2):
-        call(walk, parts.MEASURE_IN_DOUBLE, job, address, MEASURE, 0, scratch)
+        call(walk, parts.MEASURE_IN_DOUBLE, address, MEASURE, 0, scratch)
 
 
 @as_written
@@ -178,7 +185,7 @@ def finish_phase(walk: Any, address: int, phase: int, scratch: int) -> None:
     if phase == MOMENTS:
         add_up_rows(job)
         if job.estimator != FULL and not np.isfinite(job.finite):
-            call(walk, parts.MOMENTS_IN_DOUBLE, job, address, phase, 0, scratch)
+            call(walk, parts.MOMENTS_IN_DOUBLE, address, phase, 0, scratch)
         means_of_sums(job)
         job.taken = job.ignore or np.isfinite(job.finite)
         if job.estimator == FULL:
