@@ -58,12 +58,9 @@ def apply_to_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> 
     In the phase MEASURE the step has length zero. CHECK does that to the two lines that `heaviest_line` begins only: by
     this same loop, so that it finds the same bits.
     """
-    checks = phase == CHECK
-    b, start, stop = span(job, job.heaviest_line // job.S // job.P * job.cuts if checks else unit)
-    p0, s0 = (job.heaviest_line // job.S) % job.P, job.heaviest_line % job.S
-    if checks:
-        b, start, stop = span(job, b * job.cuts + p0 // job.rows)
-    half, rates = (stop - start) // 2, rates_of(job, phase, kind.stat)
+    b, start, stop = span(job, unit)
+    half, rates, checks = (stop - start) // 2, rates_of(job, phase, kind.stat), phase == CHECK
+    p0, s0 = job.heaviest_line // job.S % job.P, job.heaviest_line % job.S
     row = array_at(job.row_scale, job.B * job.P * job.S, kind.stat)
     before, after, heaviest, line = 0.0, 0.0, -1.0, 0
     for p in range(p0 if checks else start, p0 + 1 if checks else start + half):

@@ -53,6 +53,13 @@ def may_rely(job: Any) -> Any:
 
 
 @as_written
+def unit_of_line(job: Any, line: int) -> Any:
+    """Return the unit in which a line lies."""
+    p = line // job.S
+    return p // job.P * job.cuts + p % job.P // job.rows
+
+
+@as_written
 def rely(job: Any) -> None:
     """Take the carried sum if the heaviest lines, which were just summed again, are what they were; else X is read."""
     if job.checked_x2 == job.heaviest_x2:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adafactor.kernels.cpu.native import parts
-from adafactor.kernels.cpu.native.carry import carries, carry_on, has_digits, may_rely, measured, rely
+from adafactor.kernels.cpu.native.carry import carries, carry_on, has_digits, may_rely, measured, rely, unit_of_line
 from adafactor.kernels.cpu.native.elements import add_at, array_at, as_written, call_at, yield_thread
 from adafactor.kernels.cpu.native.factors import add_up_rows, conclude, means_of_sums
 from adafactor.kernels.cpu.native.job import (
@@ -160,7 +160,7 @@ def make_factors(walk: Any, job: Any, address: int, scratch: int) -> None:
     job.repairs = 0
     job.reads_x2 = job.measures_x and job.estimator != FULL
     if job.reads_x2 and may_rely(job):
-        call(walk, part_of(job, MEASURE), address, CHECK, 0, scratch)
+        call(walk, part_of(job, MEASURE), address, CHECK, unit_of_line(job, job.heaviest_line), scratch)
         rely(job)
 
 
