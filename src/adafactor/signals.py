@@ -8,7 +8,7 @@ Python's handlers wait for its end.
 
 from __future__ import annotations
 
-import _signal  # what `signal` wraps: its enumerations take ten times as long as all the rest here
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, whose enumerations take ten times as long
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

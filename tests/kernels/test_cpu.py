@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,8 +207,8 @@ def test_the_compiled_step_size_is_the_equations(u2: float, x2: float, rho: floa
 
 
 @njit
-def _conclude(jobs: object) -> None:
-    factors.conclude(jobs[0])  # type: ignore[index]
+def _conclude(jobs: Any) -> None:
+    factors.conclude(jobs[0])
 
 
 def test_every_16_bit_number_is_read_as_torch_reads_it() -> None:
@@ -233,12 +234,12 @@ def test_numbers_are_rounded_to_16_bits_as_torch_rounds_them() -> None:
 
 
 @njit
-def _read(value: object) -> object:
+def _read(value: Any) -> Any:
     return elements.widen(value, np.float32(0))
 
 
 @njit
-def _write(value: object, like: object) -> object:
+def _write(value: Any, like: Any) -> Any:
     return elements.narrow(value, like)
 
 

@@ -2,8 +2,8 @@
 
 A part is one of the functions that take a unit through a phase, compiled for one kind. Parts are called by address. So
 the code that leads from phase to phase knows no types, and is compiled once; none of them contains another one's code;
-and what no tensor needs, as tiles without convolutions, is never compiled (measured for float32 on one core: 33 s with
-everything in one function, 12 s with parts).
+and what no tensor needs, as tiles without convolutions, is never compiled (measured on one core: 25 s for float32 with
+everything in one function, 14 s with parts; 35 s and 14 s for bfloat16; 6 s of these are shared by all kinds).
 """
 
 from __future__ import annotations
