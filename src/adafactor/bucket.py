@@ -8,11 +8,11 @@ is a few lists, one property of all tensors after the other, each made by a loop
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress
-from operator import attrgetter, eq
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,6 +36,8 @@ PLAIN = {Tensor, torch.nn.Parameter}  # types whose memory is what it seems; sub
 _grad = attrgetter("grad")
 _form = attrgetter("layout", "dtype", "device", "shape")
 _dtype = attrgetter("dtype")
+_version = attrgetter("_version")
+_is_zero = Tensor._is_zerotensor
 
 
 @dataclass(eq=False)
@@ -107,30 +109,32 @@ class Bucket:
         self.parameters, self.ranks, self.backend, self.only = parameters, ranks, backend, only
         self.works: list[Work] = []
         self.fallback: Fallback | None = None  # a parameter that the backend has left to `eager`
-        self.parts: list[list[int]] = []  # the places of each work's parameters in the bucket
+        self.places: dict[Work, list[int]] = {}  # of each work's parameters in the bucket
         held = {parameter.p for parameter in parameters}
         self.members = [p in held for p in self._all(groups)]
         self.settings = [s.without_rates for s in settings]
         self.forms: list[list[Any]] = []  # of the gradients that `works` were prepared for
-        self.versions = self._versions()
+        self.counted = [p.x for p in parameters if not p.x.is_inference()]  # torch counts how often they are written to
+        self.versions = list(map(_version, self.counted))
         self.new_figures = False  # since `flush`
-        self.seen = list(self._look(groups, states)) if all(map(_is_knowable, parameters)) else None
+        self.seen = self._look(groups, states) if all(map(_is_knowable, parameters)) else None
 
     def holds(self, backend: str, groups: list[Group], settings: list[Settings], states: Mapping[Tensor, Any]) -> bool:
         """Whether everything but the gradients is as it was when the bucket was made; rates may differ."""
         if self.seen is None or backend != self.backend or self.settings != [s.without_rates for s in settings]:
             return False
         try:
-            return all(map(eq, self.seen, self._look(groups, states)))
+            return self.seen == self._look(groups, states)
         except (TypeError, AttributeError, IndexError, RuntimeError):  # something is gone, or is no tensor any more
             return False
 
     def gradients(self, groups: list[Group]) -> Gradients | None:
         """The gradients of the parameters; None if another parameter has one, which must come in first."""
         every = list(map(_grad, self._all(groups)))
+        if len(self.parameters) == len(every):
+            return every
         grads = list(compress(every, self.members))
-        missing = sum(g is None for g in grads)
-        return grads if len(grads) - missing == sum(g is not None for g in every) else None
+        return grads if _present(grads) == _present(every) else None
 
     def match(self, grads: Gradients) -> Gradients:
         """Have everything prepared for gradients of this form; return them as the kernels take them.
@@ -150,13 +154,19 @@ class Bucket:
             self._prepare()
         return grads
 
-    def written_between_steps(self) -> list[bool]:
-        """Which parameters somebody has written to since the last step, as far as torch knows: `p.data` hides it."""
-        return [a != b for a, b in zip(self._versions(), self.versions, strict=True)]
+    def written_between_steps(self) -> list[bool] | None:
+        """Which parameters somebody has written to since the last step, as far as torch knows; None: nobody has.
+
+        A write through `p.data` is hidden from torch; the compiled step finds it by other means.
+        """
+        if list(map(_version, self.counted)) == self.versions:
+            return None
+        before = dict(zip(map(id, self.counted), self.versions, strict=True))
+        return [id(p.x) in before and p.x._version != before[id(p.x)] for p in self.parameters]
 
     def end_step(self) -> None:
         """Remember how the step has left the parameters."""
-        self.versions, self.new_figures = self._versions(), True
+        self.versions, self.new_figures = list(map(_version, self.counted)), True
 
     def flush(self) -> None:
         """Hand the figures of the steps since the last time to the traces behind `report()`."""
@@ -173,7 +183,7 @@ class Bucket:
             here = [g is not None for g in grads]
             forms = [list(compress(column, here)) for column in forms]
         try:
-            return bool(forms) and all(map(eq, forms, _look_at(present)))
+            return bool(forms) and forms == _look_at(present)
         except RuntimeError:  # a sparse gradient has no strides
             return False
 
@@ -185,13 +195,10 @@ class Bucket:
         mark_overlaps(known)
         self.works, self.fallback = prepare(known, self.backend)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}
-        self.parts = [[place[parameter] for parameter in work.parameters] for work in self.works]
+        self.places = {work: [place[parameter] for parameter in work.parameters] for work in self.works}
         nothing = (None,) * len(Form._fields)  # no gradient has this form
         forms = [parameter.gradient or nothing for parameter in self.parameters]
         self.forms = [list(column) for column in zip(*forms, strict=True)]
-
-    def _versions(self) -> list[int]:
-        return [-1 if parameter.x.is_inference() else parameter.x._version for parameter in self.parameters]
 
     def _all(self, groups: list[Group]) -> list[Tensor]:
         """The parameters, in the groups as they are now, among which this bucket's are."""
@@ -200,24 +207,20 @@ class Bucket:
         group, place = self.only
         return [groups[group]["params"][place]]
 
-    def _look(self, groups: list[Group], states: Mapping[Tensor, Any]) -> Iterator[list[Any]]:
+    def _look(self, groups: list[Group], states: Mapping[Tensor, Any]) -> list[list[Any]]:
         """What must stay so, one property of all after the other: who they are, where and how they lie in memory."""
         every = self._all(groups)
-        yield list(map(id, every))
-        yield [len(group["params"]) for group in groups] if self.only is None else []
-        params = list(compress(every, self.members))
+        params = every if len(self.parameters) == len(every) else list(compress(every, self.members))
         held = list(map(states.get, params))
-        yield list(map(id, held))
         kept: list[Any] = list(chain.from_iterable(map(dict.values, held)))  # type: ignore[arg-type]
-        yield list(map(type, chain(params, kept)))
+        seen: list[list[Any]] = [list(map(id, every)), list(map(id, held)), list(map(type, chain(params, kept)))]
+        if self.only is None:
+            seen.append([len(group["params"]) for group in groups])
         if self.ranks is not None:
-            yield [(getattr(p, "placements", None), p.requires_grad) for p in every]
+            seen.append([(getattr(p, "placements", None), p.requires_grad) for p in every])
             params, kept = list(map(dtensor.local, params)), list(map(dtensor.local, kept))
-        yield list(map(Tensor.data_ptr, chain(params, kept)))
-        yield list(map(_dtype, kept))
-        yield list(map(_form, params))
-        yield list(map(Tensor.stride, params))
-        yield list(map(Tensor.is_neg, params))
+        seen += [list(map(Tensor.data_ptr, chain(params, kept))), list(map(_dtype, kept)), list(map(_form, params))]
+        return [*seen, list(map(Tensor.stride, params)), list(map(Tensor.is_neg, params))]
 
 
 class Form(NamedTuple):
@@ -235,13 +238,14 @@ class Form(NamedTuple):
         return self.meta[1]
 
 
-def _look_at(grads: Sequence[Tensor]) -> Iterator[list[Any]]:
+def _look_at(grads: Sequence[Tensor]) -> list[list[Any]]:
     """The fields of `Form`, one of all gradients after the other."""
-    yield list(map(type, grads))
-    yield list(map(_form, grads))
-    yield list(map(Tensor.is_neg, grads))
-    yield list(map(Tensor._is_zerotensor, grads))
-    yield list(map(Tensor.stride, grads))  # last: a gradient of another layout has none
+    forms, strides = list(map(_form, grads)), list(map(Tensor.stride, grads))
+    return [list(map(type, grads)), forms, list(map(Tensor.is_neg, grads)), list(map(_is_zero, grads)), strides]
+
+
+def _present(grads: Gradients) -> int:
+    return sum(map(is_not, grads, repeat(None)))
 
 
 def _form_of(g: Tensor) -> Form:

@@ -104,11 +104,13 @@ class CheckedGroups:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._known: dict[int, tuple[list[Any], Settings]] = {}
+        self._known: dict[int, tuple[tuple[Any, ...], Settings]] = {}
 
     def __call__(self, number: int, group: Mapping[str, Any]) -> Settings:
         """Return the settings of the group with this number."""
-        values = [_comparable(value) for value in _values(group)]
+        values = _values(group)
+        if not _CONSTANT.issuperset(map(type, values)):
+            values = tuple(map(_comparable, values))
         known = self._known.get(number)
         if known is None or known[0] != values:
             known = self._known[number] = (values, Settings.of(group))
@@ -116,11 +118,12 @@ class CheckedGroups:
 
 
 _values = itemgetter(*(field.name for field in fields(Settings)))
+_CONSTANT = {float, str, bool, int, type(None), tuple}  # types of which no value changes
 
 
 def _comparable(value: Any) -> Any:
     """A value that says, by ==, whether a keyword has been edited, also where its own == does not."""
-    if type(value) in (float, str, bool, int, tuple) or value is None:
+    if type(value) in _CONSTANT:
         return value
     if isinstance(value, Tensor):  # one on a device is not read here: its value may change without notice
         return value.tolist() if value.is_cpu else id(value)

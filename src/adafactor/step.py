@@ -62,23 +62,28 @@ def step(bucket: Bucket, grads: Gradients, settings: Sequence[Settings]) -> list
     """Take one step with every parameter that has a gradient; return those that were skipped as non-finite."""
     written = bucket.written_between_steps()
     try:
-        prepared = list(zip(bucket.works, bucket.parts, strict=True))
-        together = [(work, part) for work, part in prepared if work.together]
-        for work, part in together:
-            work.begin([grads[i] for i in part], settings, [written[i] for i in part])  # G; t, β̂₂ₜ, ρₜ
+        together = [work for work in bucket.works if work.together]
+        for work in together:
+            begin(work, bucket, grads, settings, written)
         if together:
-            walk([work for work, _ in together], bucket.ranks)
-        for work, part in prepared:
+            walk(together, bucket.ranks)
+        for work in bucket.works:
             if not work.together:
-                work.begin([grads[i] for i in part], settings, [written[i] for i in part])
-                if work.at_once:
-                    work.step()
-                else:
-                    walk([work])
+                begin(work, bucket, grads, settings, written)
+                work.step() if work.at_once else walk([work])
     finally:
         skipped = [parameter for work in bucket.works for parameter in work.end()]
         bucket.end_step()
     return skipped
+
+
+def begin(
+    work: Work, bucket: Bucket, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None
+) -> None:
+    """Hand a work its gradients; t, β̂₂ₜ and ρₜ follow from the state and the settings."""
+    places = bucket.places[work]
+    own = None if written is None else [written[i] for i in places]
+    work.begin([grads[i] for i in places], settings, own)
 
 
 def walk(works: Sequence[Work], ranks: Ranks | None = None) -> None:

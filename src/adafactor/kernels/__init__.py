@@ -53,8 +53,8 @@ class Work(Protocol):
     at_once: bool  # `step` takes a whole step
     updates: list[Update]  # of this step, where `sharding.Ranks` has to complete sums
 
-    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool]) -> None:
-        """Take gradients, the groups' settings, and which parameters were written to since the last step."""
+    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
+        """Take gradients, the groups' settings, and which parameters were written to since the last step (or None)."""
 
     def moments(self) -> None:
         """First walk: means of G² + ε₁."""

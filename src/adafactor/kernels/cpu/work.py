@@ -50,6 +50,8 @@ class Work:
         native.ready(self.kind)
         self.orders = [_order(parameter) for parameter in self.parameters]
         self.jobs = native.new_jobs(len(self.parameters))
+        self.where = native.address_of(self.jobs)
+        self.rates = [self.jobs[name] for name in ("beta2", "w1", "w2", "rho", "decay")]
         self.kept: list[Any] = []  # memory that jobs refer to by its address
         for job, parameter, order in zip(self.jobs, self.parameters, self.orders, strict=True):
             self._describe(job, parameter, order)
@@ -68,15 +70,19 @@ class Work:
         self._changed = False  # in this step
         self._complete_means: list[Tensor] = []  # that jobs refer to in this step
 
-    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool]) -> None:
+    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Describe what is of this step: G, the rates, the random numbers."""
         jobs = self.jobs
-        jobs["present"] = [g is not None for g in grads]
-        jobs["g"] = [0 if g is None else g.data_ptr() for g in grads]
+        present = [g for g in grads if g is not None]
+        if len(present) == len(grads):
+            jobs["present"], jobs["g"] = 1, list(map(Tensor.data_ptr, present))
+        else:
+            jobs["present"] = [g is not None for g in grads]
+            jobs["g"] = [0 if g is None else g.data_ptr() for g in grads]
         jobs["taken"], self._changed = 0, False
-        if any(written):
+        if written is not None:
             self._forget(written)
-        counts = native.step_counts(jobs)
+        counts = native.step_counts(jobs, self.where)
         for group, members in self.groups.items():
             self._set_rates(settings[group], members, counts[members])
         for i, root in self.roots.items():
@@ -91,7 +97,7 @@ class Work:
     def step(self) -> None:
         """Take a whole step."""
         self._changed = True
-        native.walk(self.jobs, self.kind, native.MOMENTS, native.END, self.orders)
+        native.walk(self.jobs, self.kind, native.MOMENTS, native.END, where=self.where)
 
     def moments(self) -> None:
         """First walk."""
@@ -172,7 +178,7 @@ class Work:
         jobs["steps"] = jobs["clipped"] = jobs["skipped"] = 0
 
     def _walk(self, first: int, last: int) -> None:
-        native.walk(self.jobs, self.kind, first, last, self.orders, self.scratch)
+        native.walk(self.jobs, self.kind, first, last, self.scratch, self.where)
 
     def _describe(self, job: Any, parameter: Parameter, order: WalkOrder) -> None:
         """Fill in a job, by the names of its fields."""
@@ -227,11 +233,11 @@ class Work:
 
     def _set_rates(self, settings: Settings, members: Any, counts: Any) -> None:
         """The rates of the parameters of a group; t differs where gradients were missing or not finite."""
-        jobs = self.jobs
-        for t in counts[:1].tolist() if (counts == counts[0]).all() else np.unique(counts).tolist():
-            rates, at = settings.rates(t + 1), members[counts == t]
-            jobs["beta2"][at], jobs["w1"][at], jobs["w2"][at], jobs["rho"][at] = rates
-            jobs["decay"][at] = 1 - rates.rho * settings.weight_decay
+        together = bool((counts == counts[0]).all())
+        for t in counts[:1].tolist() if together else np.unique(counts).tolist():
+            rates, at = settings.rates(t + 1), members if together else members[counts == t]
+            for column, rate in zip(self.rates, (*rates, 1 - rates.rho * settings.weight_decay), strict=True):
+                column[at] = rate
 
     def _forget(self, written: list[bool]) -> None:
         """Of parameters that were written to, ΣX² and what rounding had taken away belong to what was there before."""

@@ -66,7 +66,7 @@ from adafactor.layout import statistics_dtype
 __all__ = [
     "APPLY", "COLUMN", "CONCLUDE", "END", "ENERGY", "FACTORS", "FULL", "JOB", "KAHAN", "KINDS", "MEASURE", "MOMENTS",
     "NEAREST", "NONE", "OF_GRADIENT", "OF_UPDATE", "OUTER", "REPAIR", "ROW", "SMALL", "STOCHASTIC", "Kind",
-    "assign_scratch", "new_jobs", "ready", "step_counts", "walk",
+    "address_of", "assign_scratch", "new_jobs", "ready", "step_counts", "walk",
 ]  # fmt: skip
 
 SMALL = 2**20  # elements up to which a tensor is one thread's alone, if there are enough for all (measured: two cores)
@@ -108,15 +108,16 @@ def ready(kind: Kind) -> parts.Parts:
         return parts.parts_of(kind)
 
 
-def walk(jobs: Any, kind: Kind, first: int, last: int, orders: Any = None, scratch: Any = None) -> None:
+def walk(jobs: Any, kind: Kind, first: int, last: int, scratch: Any = None, where: int | None = None) -> None:
     """Take all jobs that are present through the phases from `first` up to, but without, `last`, on torch's threads.
 
     A part of a step needs `scratch`, which `assign_scratch` has given to the jobs: their vectors stay there in between.
+    `where` is the jobs' address; it takes NumPy longer to say than many a small step takes.
     """
     if scratch is None and (first, last) != (MOMENTS, END):
         raise ValueError("a part of a step needs scratch that lasts until the other parts")
     code, functions = ready(kind), control()
-    plan, at = _plan(jobs, code.address, first, last, code.stat_size, scratch is not None)
+    plan, at = _plan(jobs, code.address, first, last, code.stat_size, scratch is not None, where)
     functions.survey(at)
     large, _, missing, total, large_bytes, _, thread_bytes = plan[SURVEYED]
     if missing:
@@ -124,8 +125,8 @@ def walk(jobs: Any, kind: Kind, first: int, last: int, orders: Any = None, scrat
             code.compile(missing)
     count = max(1, min(torch.get_num_threads(), total // walk_order.UNIT))
     counters = LINE * -(-(schedule.FIRST_PHASE + large * END * schedule.PHASE_SIZE) // LINE)
-    memory = np.empty((LINE + counters + large_bytes + count * thread_bytes) // 8)
-    base = LINE * -(-_address(memory) // LINE)
+    memory = torch.empty((LINE + counters + large_bytes + count * thread_bytes) // 8, dtype=torch.float64, device="cpu")
+    base = LINE * -(-memory.data_ptr() // LINE)
     plan[MEMORY] = array("q", (base, base + counters, base + counters + large_bytes))
     functions.assign(at)
     functions.team.run(at, count, keep=(plan, memory, jobs, code, scratch))
@@ -139,26 +140,33 @@ MEMORY = slice(FIELDS.index("counters"), FIELDS.index("thread_scratch") + 1)
 
 def assign_scratch(jobs: Any, scratch: Any) -> None:
     """Give every job its own part of the scratch, one after the other; `WalkOrder.scratch` says how much each takes."""
-    _keep, at = _plan(jobs, _address(scratch))
+    _keep, at = _plan(jobs, address_of(scratch))
     control().hand_out(at)
 
 
-def step_counts(jobs: Any) -> Any:
-    """Read the step counts t of all jobs from their state."""
-    counts = np.empty(len(jobs))
-    _keep, at = _plan(jobs, _address(counts))
+def step_counts(jobs: Any, where: int | None = None) -> Any:
+    """Read the step counts t of all jobs from their state; `where` as for `walk`."""
+    counts = torch.empty(len(jobs), dtype=torch.float64, device="cpu")
+    _keep, at = _plan(jobs, counts.data_ptr(), where=where)
     control().count(at)
-    return counts
+    return counts.numpy()
 
 
 def _plan(
-    jobs: Any, data: int, first: int = MOMENTS, last: int = END, stat_size: int = 0, own_scratch: bool = False
+    jobs: Any,
+    data: int,
+    first: int = MOMENTS,
+    last: int = END,
+    stat_size: int = 0,
+    own_scratch: bool = False,
+    where: int | None = None,
 ) -> tuple[array[int], int]:
     """Make the record that tells the compiled functions what to do, and return it with its address.
 
     It begins as `schedule.WALK`, and the order of the jobs comes behind it.
     """
-    given = (_address(jobs), len(jobs), data, first, last, stat_size, SMALL, torch.get_num_threads(), walk_order.UNIT)
+    where = address_of(jobs) if where is None else where
+    given = (where, len(jobs), data, first, last, stat_size, SMALL, torch.get_num_threads(), walk_order.UNIT)
     plan = array("q", (*given, own_scratch))  # less overhead than NumPy's arrays, of which small models feel every one
     plan.frombytes(bytes(8 * (len(FIELDS) + len(jobs) - len(plan))))
     address, _ = plan.buffer_info()
@@ -166,7 +174,7 @@ def _plan(
     return plan, address
 
 
-def _address(data: Any) -> int:
+def address_of(data: Any) -> int:
     """Return where the data of a tensor or an array lie."""
     address: int = data.data_ptr() if isinstance(data, torch.Tensor) else data.ctypes.data
     return address
