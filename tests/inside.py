@@ -11,7 +11,8 @@ import pytest
 from torch import Tensor
 
 from adafactor import Adafactor, kernels, sums
-from adafactor.kernels import blocks, walk_order
+from adafactor.kernels import walk_order
+from adafactor.kernels.eager import blocks
 
 
 def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:

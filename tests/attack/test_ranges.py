@@ -145,3 +145,18 @@ def test_subnormal_halves_are_numbers_also_where_subnormal_floats_are_not(
     expected = trained("eager")
     request.getfixturevalue("flushing")
     assert torch.equal(trained(backend).view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize("factored", [False, "outer"])
+def test_a_constant_second_moment_stays_what_it_is_in_a_long_run(factored: str | bool, any_backend: str) -> None:
+    """At a late t, 1 − β̂₂ is so small that β̂₂ in float32 and its complement would not add up to 1."""
+    p = nn.Parameter(torch.ones(60, 50))
+    optimizer = Adafactor([p], lr=0.0, factored=factored, backend=any_backend)
+    p.grad = torch.full((60, 50), 0.75)
+    optimizer.step()
+    optimizer.state[p]["step"].fill_(1e6)
+    for _ in range(3000):
+        optimizer.step()
+    for key in ("full", "row", "col"):
+        if key in optimizer.state[p]:
+            torch.testing.assert_close(optimizer.state[p][key].unique(), torch.tensor([0.5625]), rtol=2e-6, atol=0)

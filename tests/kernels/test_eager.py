@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adafactor import Adafactor
+from adafactor.shapes import gpt2
 from studies.temporaries import Largest
 from tests import inside
 from tests.step.test_nonfinite import KEYWORDS
@@ -66,3 +68,31 @@ def test_a_step_allocates_at_most_a_block_at_a_time(
         optimizer.step()
     assert 0 < largest.bytes <= width * inside.block()
     assert p.numel() > 4 * inside.block(), "the control: there are several blocks"
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that a device would have to launch: all but views, types and new memory."""
+
+    FREE = {"new_empty", "empty", "promote_types", "slice", "view", "select", "unbind", "detach", "as_strided", "permute",
+            "unsqueeze", "squeeze", "split", "split_with_sizes", "expand", "alias"}  # fmt: skip
+
+    def __init__(self) -> None:
+        """None yet."""
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Count one."""
+        self.count += func.overloadpacket.__name__ not in self.FREE
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_of_gpt2_small_takes_at_most_2500_operations_on_a_device() -> None:
+    params = [torch.empty(shape, device="meta", requires_grad=True) for shape in gpt2()]
+    optimizer = Adafactor(params)
+    for p in params:
+        p.grad = torch.empty_like(p)
+    optimizer.step()
+    with Launches() as launches:
+        optimizer.step()
+    assert len(params) == 148 and launches.count <= 2500

@@ -85,7 +85,7 @@ def test_channels_last_convolutions_match_the_oracle() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_follow_the_memory_and_cover_the_tensor_once(kind: str) -> None:
-    from adafactor.kernels.blocks import blocks
+    from adafactor.kernels.eager.blocks import blocks
 
     t = strided(torch.zeros(3, 1000, 700), kind)
     pieces = list(blocks(t))

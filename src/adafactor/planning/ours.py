@@ -9,7 +9,7 @@ import torch
 
 from adafactor.dtensor import drop
 from adafactor.kernels import walk_order
-from adafactor.kernels.blocks import BLOCK_DEVICE
+from adafactor.kernels.eager.blocks import BLOCK_DEVICE
 from adafactor.layout import STEP_DTYPE, layout
 from adafactor.planning.setting import FLOAT, SHORT, Cut, Kept, Setting, Situation
 

@@ -17,11 +17,12 @@ from torch import Tensor
 from adafactor import equations as eq
 from adafactor.bucket import PLAIN, Parameter
 from adafactor.equations import Scalar
-from adafactor.kernels.blocks import BLOCK_DEVICE, shrink_of
+from adafactor.kernels.eager.blocks import BLOCK_DEVICE, shrink_of
+from adafactor.kernels.eager.scalars import keep_and_fade
 from adafactor.layout import statistics_dtype, sum_dtype
 
 if TYPE_CHECKING:
-    from adafactor.kernels.scalars import Batch
+    from adafactor.kernels.eager.scalars import Batch
     from adafactor.step import Update
 
 SMALL = 2**16  # elements: above this a launch of its own costs little beside the work
@@ -88,7 +89,9 @@ class Vectors:
         if isinstance(self.mask, Tensor):
             g = g.masked_fill(~self.mask, 0)
         kept = [p.state["full"] for p in self.parameters]
-        v = self.ends.lay(kept) * self._spread("beta2") + (g * g + s.eps[0]) * self._spread("w2")
+        v, weight = self.ends.lay(kept), self._spread("w2")
+        keep, fade = keep_and_fade(self._spread("beta2"), weight)
+        v = v * keep - v * fade + (g * g + s.eps[0]) * weight
         self.ends.store(v, kept)
         if s.beta1 and s.momentum_of == "gradient":
             g = self._average(g)

@@ -156,6 +156,14 @@ class Batch:
         return self.parameters[0].x.device
 
 
+def keep_and_fade(decay: Scalar, weight: Scalar) -> tuple[Scalar, Scalar]:
+    """Split β̂ into keep − fade, such that neither β̂ near 0 nor 1 − β̂ near 0 is lost in float32."""
+    if isinstance(weight, Tensor):
+        slow = weight < 0.5
+        return torch.where(slow, 1.0, decay), torch.where(slow, weight, 0.0)
+    return (1.0, weight) if weight < 0.5 else (decay, 0.0)
+
+
 def where(mask: Tensor, value: Scalar, other: float) -> Tensor:
     """`value` where the mask says so, else `other`; a number does not lose digits on the way."""
     return torch.where(mask, _tensor(value, mask.device), other)

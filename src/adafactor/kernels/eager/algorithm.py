@@ -1,7 +1,8 @@
 """The step in plain torch, on any device.
 
 First the mathematics: pure functions of tensors, one for each line of Algorithms 4 and 5. Then the walks, which apply
-them block by block. `scalars.py` has what lies between: rates, step sizes, which steps are taken.
+them block by block, in the order of `step.walk`. `scalars.py` has what lies between: rates, step sizes, which steps are
+taken.
 
 Shapes: a matrix is (…, n, m), where n and m stand for the two factored axes wherever they are and … for the others; its
 R is (…, n), its C is (…, m), and both are unsqueezed to broadcast over the matrix.
@@ -18,12 +19,10 @@ from adafactor import equations as eq
 from adafactor import sums
 from adafactor.bucket import Parameter
 from adafactor.equations import Scalar
-from adafactor.kernels.blocks import Block, Scratch, add, blocks, part, part_of_scale, shrink_of, without
-from adafactor.kernels.scalars import Batch, where
-from adafactor.kernels.vectors import Factors, Vectors, find_factors, find_vectors
+from adafactor.kernels.eager.blocks import Block, Scratch, add, blocks, part, part_of_scale, shrink_of, without
+from adafactor.kernels.eager.scalars import keep_and_fade, where
 from adafactor.layout import Layout, statistics_dtype
 from adafactor.rounding import elements, lost, random_words, stochastic
-from adafactor.settings import Settings
 from adafactor.step import Update
 
 # ---- Algorithms 4 and 5 -----------------------------------------------------------------------------------------
@@ -64,8 +63,17 @@ def direction(g: Tensor, scales: Sequence[Scalar], out: Tensor) -> Tensor:
 
 
 def average_(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
-    """β̂·old + (1 − β̂)·new, in place of `old` (lines 5–6)."""
-    return old.mul_(decay).add_(new * weight if isinstance(weight, Tensor) else new, alpha=_number(weight))
+    """β̂·old + (1 − β̂)·new, in place of `old` (Algorithm 5, line 5), with all digits in float32.
+
+    β̂ is split into keep − fade: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1, and a long run would drift.
+    """
+    keep, fade = keep_and_fade(decay, weight)
+    if isinstance(weight, Tensor):
+        keep, fade, weight = (torch.as_tensor(value).to(old.dtype) for value in (keep, fade, weight))
+        return old.mul_(keep).addcmul_(old, fade, value=-1).addcmul_(new, weight)
+    if keep != 1:
+        old.mul_(keep)
+    return old.sub_(old, alpha=float(fade)).add_(new, alpha=weight)
 
 
 def descend_(x: Tensor, change: Tensor, decay: Scalar) -> Tensor:
@@ -170,7 +178,7 @@ def _average_what_is_whole(u: Update, block: Block, scratch: Scratch) -> Tensor:
     if full:
         v = part(p.state["full"], block)
         q = torch.mul(g, g, out=scratch.like(g)).add_(p.settings.eps[0])  # G² + ε₁
-        average_(v, q, _cast(u.beta2, v), _cast(u.w2, v))
+        average_(v, q, u.beta2, u.w2)
     if averages:
         m = part(p.state["momentum"], block)
         m.lerp_(g, _cast(u.w1, m))
@@ -229,143 +237,3 @@ def _cast(value: Scalar, like: Tensor) -> Scalar:
 
 def _number(weight: Scalar) -> float:
     return 1.0 if isinstance(weight, Tensor) else weight
-
-
-# ---- the backend ----------------------------------------------------------------------------------------------------
-
-
-def why_not(parameter: Parameter) -> str | None:
-    """Nothing is in the way: any tensor will do."""
-    return None
-
-
-def prepare(parameters: list[Parameter]) -> list[Work]:
-    """On a CPU a work for each parameter, which stays in the cache from walk to walk; elsewhere one for a device."""
-    works: list[Work] = []
-    devices: dict[object, list[Parameter]] = {}
-    for parameter in parameters:
-        together = parameter.shard is not None or parameter.settings.on_nonfinite == "raise"
-        if sums.on_host(parameter.x) or parameter.overlaps:
-            works.append(Work([parameter], together))
-        else:
-            devices.setdefault((parameter.x.device, together), []).append(parameter)
-    return works + [Work(members, members[0].shard is not None or key[1]) for key, members in devices.items()]  # type: ignore[index]
-
-
-class Work:
-    """Parameters that plain torch steps side by side."""
-
-    at_once = False
-
-    def __init__(self, parameters: list[Parameter], together: bool):
-        """Nothing is prepared before it is known which of them have a gradient."""
-        self.parameters, self.together = parameters, together
-        self.updates: list[Update] = []
-        self._present: list[int] = []
-        self._batches: list[Batch] = []
-        self._vectors: list[Vectors] = []
-        self._factors: list[Factors] = []
-        self._written: list[bool] = []
-
-    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
-        """Take the gradients and compute the rates of this step."""
-        self.updates = [Update(p, g) for p, g in zip(self.parameters, grads, strict=True) if g is not None]
-        present = [i for i, g in enumerate(grads) if g is not None]
-        if present != self._present:
-            self._arrange(present)
-        self._written = [] if written is None else [written[i] for i in present]
-        for batch in self._batches:
-            members = [self.updates[i] for i in batch.places]
-            batch.begin(members, settings[members[0].parameter.group])
-        by_parameter = {u.parameter: u for u in self.updates}
-        for vectors in self._vectors:
-            vectors.begin([by_parameter[p] for p in vectors.parameters])
-        for factors in self._factors:
-            factors.begin([by_parameter[p] for p in factors.parameters])
-
-    def moments(self) -> None:
-        """First walk."""
-        for vectors in self._vectors:
-            vectors.moments()
-        for u in self._walked():
-            moments(u)
-        for factors in self._factors:
-            factors.moments()
-        for u in self._walked():
-            if not u.is_laid:
-                means(u)
-
-    def admit(self) -> None:
-        """Decide which steps are taken."""
-        for batch in self._batches:
-            batch.admit()
-
-    def factors(self) -> None:
-        """R, C and 1/√V̂ of the steps that are taken."""
-        for u, written in zip(self.updates, self._written, strict=False):
-            if written and u.parameter.rounding == "kahan":
-                u.parameter.state["compensation"].zero_()  # of what was there before it was written over
-        self.updates = [u for batch in self._batches for u in batch.taken]
-        for laid in self._factors:
-            laid.factors()
-        for u in self._factored():
-            if not u.is_laid:
-                factors(u)
-
-    def energy(self) -> None:
-        """Second walk."""
-        for vectors in self._vectors:
-            vectors.energy()
-        for u in self._walked():
-            energy(u)
-
-    def conclude(self) -> None:
-        """The length of each step."""
-        for batch in self._batches:
-            batch.conclude()
-
-    def apply_(self) -> None:
-        """Third walk."""
-        for vectors in self._vectors:
-            vectors.apply_()
-        for u in self._walked():
-            apply_(u)
-        for batch in self._batches:
-            batch.advance()
-
-    def step(self) -> None:
-        """Never called: `step.walk` leads from part to part."""
-        raise NotImplementedError
-
-    def end(self) -> list[Parameter]:
-        """Let go of the gradients."""
-        self.updates = []
-        for vectors in self._vectors:
-            vectors.end()
-        for factors in self._factors:
-            factors.end()
-        return [parameter for batch in self._batches for parameter in batch.end()]
-
-    def flush(self) -> None:
-        """Hand the figures to the traces."""
-        for batch in self._batches:
-            batch.flush()
-
-    def _arrange(self, present: list[int]) -> None:
-        """Put together what has the same settings; lay small vectors on a device end to end."""
-        self.flush()
-        self._present, members = present, [self.parameters[i] for i in present]
-        groups: dict[int, list[int]] = {}
-        for place, parameter in enumerate(members):
-            groups.setdefault(parameter.group, []).append(place)
-        self._batches = [Batch(places, [members[i] for i in places]) for places in groups.values()]
-        self._vectors = [found for batch in self._batches for found in find_vectors(batch, self.updates)]
-        self._factors = [found for batch in self._batches for found in find_factors(batch, self.updates)]
-
-    def _walked(self) -> list[Update]:
-        """What is walked block by block: not small vectors, and not an empty shard."""
-        return [u for u in self._factored() if u.parameter.x.numel()]
-
-    def _factored(self) -> list[Update]:
-        laid = {id(parameter) for vectors in self._vectors for parameter in vectors.parameters}
-        return [u for u in self.updates if id(u.parameter) not in laid]
