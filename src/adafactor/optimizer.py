@@ -187,11 +187,14 @@ class Adafactor(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with held_back(), torch.no_grad():
-            self._step()
+        self._step_all()
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
+    def _step_all(self) -> None:
+        with held_back(), torch.no_grad():
+            self._step()
+
     def _step(self, only: Tensor | None = None) -> bool:
         """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one.
 

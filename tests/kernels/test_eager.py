@@ -73,8 +73,10 @@ def test_a_step_allocates_at_most_a_block_at_a_time(
 class Launches(TorchDispatchMode):
     """Counts the operations that a device would have to launch: all but views, types and new memory."""
 
-    FREE = {"new_empty", "empty", "promote_types", "slice", "view", "select", "unbind", "detach", "as_strided", "permute",
-            "unsqueeze", "squeeze", "split", "split_with_sizes", "expand", "alias"}  # fmt: skip
+    FREE = set(
+        "new_empty empty promote_types slice view select unbind detach as_strided permute unsqueeze squeeze split "
+        "split_with_sizes expand alias".split()
+    )
 
     def __init__(self) -> None:
         """None yet."""

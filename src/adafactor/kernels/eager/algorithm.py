@@ -68,12 +68,12 @@ def average_(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
     β̂ is split into keep − fade: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1, and a long run would drift.
     """
     keep, fade = keep_and_fade(decay, weight)
-    if isinstance(weight, Tensor):
-        keep, fade, weight = (torch.as_tensor(value).to(old.dtype) for value in (keep, fade, weight))
-        return old.mul_(keep).addcmul_(old, fade, value=-1).addcmul_(new, weight)
+    if isinstance(weight, Tensor) and isinstance(keep, Tensor) and isinstance(fade, Tensor):
+        old.mul_(keep.to(old.dtype)).addcmul_(old, fade.to(old.dtype), value=-1)
+        return old.addcmul_(new, weight.to(old.dtype))
     if keep != 1:
         old.mul_(keep)
-    return old.sub_(old, alpha=float(fade)).add_(new, alpha=weight)
+    return old.sub_(old, alpha=float(fade)).add_(new, alpha=float(weight))
 
 
 def descend_(x: Tensor, change: Tensor, decay: Scalar) -> Tensor:
@@ -116,7 +116,8 @@ def means(u: Update) -> None:
     if u.cols is not None and row_axis is not None:
         u.cols = means_of_squares(u.cols, p.x.shape[row_axis], p.shape[row_axis], eps1, shrink)
         seen = u.cols.sum()
-    finite = torch.as_tensor(seen).isfinite()
+    assert seen is not None
+    finite = seen.isfinite()
     u.finite = bool(finite) if sums.on_host(finite) else finite
 
 

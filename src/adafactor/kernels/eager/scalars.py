@@ -120,12 +120,13 @@ class Batch:
         if self.on_host:
             self.parameters[0].trace.add(self.rates.beta2, rms_x, alpha, rms_u, int(clipped), 1)
             return
-        like = torch.as_tensor(rms_u)
+        assert isinstance(rms_u, Tensor)
+        like = rms_u
         new = {"beta2": self.rates.beta2, "step_size": alpha, "rms_update": rms_u}
         if rms_x is not None:
             new["rms_parameter"] = rms_x
         taken = torch.ones_like(like, dtype=torch.int64) if self.mask is None else self.mask.long()
-        counts = {"clipped": torch.as_tensor(clipped, device=like.device) * taken, "taken": taken, "skipped": 1 - taken}
+        counts = {"clipped": taken * clipped, "taken": taken, "skipped": 1 - taken}
         old = self._figures
         for key, value in new.items():
             value = value if isinstance(value, Tensor) else torch.full_like(like, value)

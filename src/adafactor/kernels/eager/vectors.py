@@ -174,7 +174,8 @@ class Factors:
             fresh = eq.average(old, mean, ends.spread([u.beta2 for u in self.updates]))
             if self.updates[0].mask is not None:
                 mask = ends.spread([u.mask for u in self.updates if u.mask is not None])
-                fresh = torch.where(torch.as_tensor(mask), fresh, old)
+                assert isinstance(mask, Tensor)
+                fresh = torch.where(mask, fresh, old)
             ends.store(fresh, kept)
             new.append(fresh)
         (_, rows, _, _), (_, cols, _, _) = self.parts

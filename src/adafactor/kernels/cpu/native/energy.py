@@ -20,6 +20,8 @@ from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, 
 from adafactor.kernels.cpu.native.job import COLUMN, RESULTS, WIDTH, gradient, numerator, results_of, span, tile_length
 from adafactor.kernels.cpu.native.lines import blend, energy_of, repeat
 
+LOST = 1.2e-38  # the smallest normal float32
+
 
 @as_written
 def state_index(offsets: int, j: int) -> Any:
@@ -44,30 +46,21 @@ def row_scale_of(job: Any, b: int, row: Any, r: int, stat: Any) -> Any:
 
 
 @summing
-def energy_vanishes(job: Any, col: Any) -> Any:
-    """Say whether the energy of a column is too small for float32, so that ΣU² must be summed again in double.
+def energy_of_columns(job: Any, col: Any, means: Any, stat: Any) -> Any:
+    """Return ΣU² from the column energies; `means` is mean(R), or 1 where C was divided by it.
 
-    That is where all of a column is tiny beside its rows, although its G² is not: `col` is the mean of G² + ε₁.
+    NaN if float32 has lost too much: a square below `LOST` vanishes from the column energy, but mean(R)/C may be large.
     """
-    line = job.Q * job.K
+    line, total, most = job.Q * job.K, 0.0, 0.0
     for o in range(job.B * job.S):
         b = o // job.S
         energy = array_at(job.column_energy + 8 * (b * job.cuts * job.S + o - b * job.S) * line, line, np.float64)
         for j in range(line):
-            if energy[j] < 1e-30 and col[o * line + j] > 2 * job.eps1:
-                return True
-    return False
-
-
-@summing
-def energy_of_columns(job: Any, col: Any, means: Any) -> Any:
-    """Return ΣU² from the column energies; `means` is mean(R), or 1 where C was divided by it."""
-    line, total = job.Q * job.K, 0.0
-    for o in range(job.B * job.S):
-        b = o // job.S
-        energy = array_at(job.column_energy + 8 * (b * job.cuts * job.S + o - b * job.S) * line, line, np.float64)
-        for j in range(line):
-            total += energy[j] / col[o * line + j] * means[o * job.K + j % job.K]
+            factor = means[o * job.K + j % job.K] / col[o * line + j]
+            total += energy[j] * factor
+            most += factor
+    if size_of(stat) == 4 and job.P * LOST * most > 1e-6 * total + 1e-12 * job.count:
+        return np.nan
     return total
 
 

@@ -10,7 +10,7 @@ from numba.extending import overload, register_jitable
 
 from adafactor import equations
 from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, size_of, summing, widen
-from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, energy_vanishes, state_index
+from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, state_index
 from adafactor.kernels.cpu.native.job import COLUMN, FULL, OUTER, ROW, energy_in_first_walk, total_of
 from adafactor.kernels.cpu.native.lines import add, fill
 
@@ -97,7 +97,6 @@ def factors(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
     row_scale, col_scale = array_at(job.row_scale, len(row), kind.stat), array_at(job.col_scale, len(col), kind.stat)
     means = array_at(job.means, job.B * batch, np.float64)
     fill(means, 0, len(means), 1.0)
-    vanishes = energy_in_first_walk(job) and size_of(kind.stat) == 4 and energy_vanishes(job, col)
     if job.estimator != COLUMN:
         _average(row, job.row_state, job.row_offsets, job.row_scale, job.beta2, job.w2, kind.stat)
         if job.estimator == OUTER and not job.swapped:
@@ -115,7 +114,7 @@ def factors(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
         fill(col, 0, len(col), 1.0)
         fill(col_scale, 0, len(col), narrow(1.0, kind.stat))
     if energy_in_first_walk(job):
-        job.u2 = np.nan if vanishes else energy_of_columns(job, col, means)
+        job.u2 = energy_of_columns(job, col, means, kind.stat)
 
 
 @as_written
