@@ -44,7 +44,7 @@ KEYWORDS: dict[str, list[Any]] = {
     "beta2": [None, None, 0.999, 0.5, 0.0],
     "decay_rate": [0.8, 0.8, 0.5, 1.0],
     "clip": [1.0, 1.0, None, 0.1, 3.0],
-    "eps": [(1e-30, 1e-3), (1e-30, 1e-3), (1e-30, 0.5), (1e-8, 1e-6), (2e-38, 1e-3)],
+    "eps": [(1e-30, 1e-3), (1e-30, 1e-3), (1e-30, 0.5), (1e-8, 1e-6), (2e-34, 1e-3)],
     "weight_decay": [0.0, 0.1, 1.5],
     "axes": [None, None, (0, 1), (-1, -2), (-2, -1), (0, -1)],
     "maximize": [False, False, True],
