@@ -7,7 +7,6 @@ from functools import cached_property, lru_cache
 from math import prod
 
 import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,6 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def sum_dtype(device: torch.device) -> torch.dtype:
     """The precision of scalars and sums: float64 where the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def scalar(t: Tensor) -> float | Tensor:
-    """The value of a 0-d tensor: as a number where reading it makes nobody wait, else still a tensor, and sum_dtype."""
-    return float(t.item()) if t.is_cpu else t.to(sum_dtype(t.device))
 
 
 @lru_cache(maxsize=4096)

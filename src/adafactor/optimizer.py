@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor import dtensor, kernels
 from adafactor import state as states
-from adafactor.bucket import Bucket, Gradients, Parameter
+from adafactor.bucket import Bucket, Parameter
 from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.settings import CheckedGroups, Settings
@@ -213,21 +213,13 @@ class Adafactor(Optimizer):
             bucket = self._gather(only, settings, bucket)
             grads = bucket.gradients(self.param_groups)
         assert grads is not None
-        self._step_bucket(only, bucket, grads, settings)
+        if bucket.ranks is not None or any(g is not None for g in grads):
+            self._flush(only)
+            grads = bucket.match(grads)
+            self._warn_of_fallback(bucket)
+            if skipped := step(bucket, grads, settings):
+                self._warn_of_skipping(skipped[0])
         return True
-
-    def _step_bucket(self, only: Tensor | None, bucket: Bucket, grads: Gradients, settings: list[Settings]) -> None:
-        if bucket.ranks is None and not any(g is not None for g in grads):
-            return
-        self._flush(only)
-        grads = bucket.match(grads)
-        if bucket.fallback is not None and not self._fell_back:
-            self._fell_back = True
-            parameter, reason = bucket.fallback
-            what = f"{parameter.name} (shape {parameter.shape})"
-            warn(f"{what} is stepped by plain torch, more slowly: {reason}. (Shown once)")
-        if skipped := step(bucket, grads, settings):
-            self._warn_of_skipping(skipped[0])
 
     def _flush(self, stepping: Tensor | None) -> None:
         """Note the figures of earlier steps before those of another bucket of the same parameters."""
@@ -351,6 +343,13 @@ class Adafactor(Optimizer):
             self._traces[p] = Trace()
         trace: Trace = self._traces[p]
         return trace
+
+    def _warn_of_fallback(self, bucket: Bucket) -> None:
+        if bucket.fallback is not None and not self._fell_back:
+            self._fell_back = True
+            parameter, reason = bucket.fallback
+            what = f"{parameter.name} (shape {parameter.shape})"
+            warn(f"{what} is stepped by plain torch, more slowly: {reason}. (Shown once)")
 
     def _warn_of_skipping(self, first: Parameter | Record) -> None:
         if not self._warned:

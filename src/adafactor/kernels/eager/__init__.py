@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from adafactor import sums
@@ -33,14 +34,14 @@ def why_not(parameter: Parameter) -> str | None:
 def prepare(parameters: list[Parameter]) -> list[Work]:
     """On a CPU a work for each parameter, which stays in the cache from walk to walk; elsewhere one for a device."""
     works: list[Work] = []
-    devices: dict[object, list[Parameter]] = {}
+    devices: dict[tuple[torch.device, bool], list[Parameter]] = {}
     for parameter in parameters:
         together = parameter.shard is not None or parameter.settings.on_nonfinite == "raise"
         if sums.on_host(parameter.x) or parameter.overlaps:
             works.append(Work([parameter], together))
         else:
             devices.setdefault((parameter.x.device, together), []).append(parameter)
-    return works + [Work(members, members[0].shard is not None or key[1]) for key, members in devices.items()]  # type: ignore[index]
+    return works + [Work(members, together) for (_, together), members in devices.items()]
 
 
 class Work:
