@@ -35,7 +35,7 @@ class Batch:
         if not self.on_host:
             sizes = [float(p.layout.count) for p in parameters]
             self.count = torch.tensor(sizes, dtype=sum_dtype(x.device), device=x.device)
-        if parameters[0].rounding == "stochastic" or any(p.rounding == "stochastic" for p in parameters):
+        if any(p.rounding == "stochastic" for p in parameters):
             pairs = [roots(p.settings.seed, p.number) for p in parameters]
             self.roots = pairs[0] if self.on_host else tuple(torch.tensor(pairs, device=x.device).unbind(1))  # type: ignore[assignment]
         self.updates: list[Update] = []
