@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from adafactor.step import Update
 
 PROCESS = os.getpid()  # in which the package was imported: in a child, forked later, torch's threads are gone
-COMPILED = ("cpu",)  # folders of this package, each a backend
-AUTO = {"cpu": "cpu"}  # for tensors on a device of this type, the backend that "auto" takes where it can
+COMPILED = ("cpu", "triton")  # folders of this package, each a backend
+AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
 BACKENDS = ("auto", "eager", *COMPILED)
 
 

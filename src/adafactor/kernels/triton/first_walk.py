@@ -1,0 +1,293 @@
+"""The first walk: R, the column sums of G² and of G²/R, and whether G² is finite. It changes nothing but scratch.
+
+A unit is a run of rows of one matrix. Its program keeps whole rows in registers: row sums give R of these rows, and at
+once both column sums, of G² and of G²/R, grow in registers for the whole unit. So G is read once, whatever the cache
+does; at its end a unit writes two vectors. ΣU² = mean(R)·Σⱼ(column sum of G²/R)ⱼ/Cⱼ, as soon as C is known.
+
+G² fits its type but a sum of it may not: `shrink`, a power of two, keeps sums in range, exactly.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton.elements import address, average, blend, inverse_root, now
+
+
+@triton.jit
+def numerator(g, moments, at_m, mask, w1, ST: tl.constexpr, OF_GRADIENT: tl.constexpr):
+    """What U is made of: G, or its average."""
+    if OF_GRADIENT:
+        return blend(tl.load(moments + at_m, mask=mask, other=0.0), g, w1)
+    else:
+        return g
+
+
+@triton.jit
+def leave(sums, unit, row_sum, energy, probe):
+    """Leave the sums of a unit."""
+    tl.store(sums + unit * f.SUMS + f.ROW_SUM, row_sum.to(tl.float64))
+    tl.store(sums + unit * f.SUMS + f.ENERGY, energy.to(tl.float64))
+    tl.store(sums + unit * f.SUMS + f.PROBE, probe.to(tl.float64))
+
+
+@triton.jit
+def rows_at_once(
+    places,
+    strides,
+    extent,
+    rates,
+    ST: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    OF_GRADIENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Rows `first` to `end`, ROWS whole rows in registers at a time; WIDTH is the power of two not below m."""
+    g, moments, state, new_row, partial, sums = places
+    gp, gq, xp, xq, row_stride = strides
+    unit, m, first, end, row_end, col_end = extent
+    w1, w2, eps, shrink, share, unscale = rates
+    cols = tl.arange(0, WIDTH)
+    lane = tl.arange(0, ROWS)
+    square_sum, energy_sum = tl.zeros((WIDTH,), ST), tl.zeros((WIDTH,), ST)
+    row_sum = tl.zeros((ROWS,), ST)
+    across = cols if ALIGNED else cols * gq
+    old = tl.load(state + (first + lane).to(tl.int64) * row_stride, mask=first + lane < row_end, other=1.0)
+    for i in tl.range(first, end, ROWS, num_stages=STAGES):
+        rows = i + lane
+        inside = rows < end
+        mask = inside[:, None] & (cols < m)[None, :]
+        far = rows.to(tl.int64)
+        x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST) * unscale
+        # R of the next rows: off the critical path
+        ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
+        square = x * x * shrink
+        new = average(old, tl.sum(square, 1) * share + eps, w2)  # the only meeting of the warps in an iteration
+        tl.store(new_row + rows, new, mask=rows < row_end)
+        row_sum += tl.where(inside, new * shrink, 0.0)
+        square_sum += tl.sum(square, 0)  # a thread holds all ROWS of its columns: nothing is exchanged
+        at_m = far[:, None] * xp + (cols if ALIGNED else cols * xq)[None, :]
+        a = numerator(x, moments, at_m, mask, w1, ST, OF_GRADIENT)
+        a *= inverse_root(tl.where(row_end > 0, new, 1.0))[:, None]
+        energy_sum += tl.sum(a * a, 0)
+        old = ahead
+    tl.store(partial + cols, square_sum, mask=cols < col_end)
+    tl.store(partial + m + cols, energy_sum, mask=cols < col_end)
+    energy = tl.where(col_end > 0, 0.0, tl.sum(energy_sum, 0))
+    leave(sums, unit, tl.sum(row_sum, 0), energy, tl.sum(square_sum * 0.0, 0))
+
+
+@triton.jit
+def short_rows(
+    places,
+    strides,
+    extent,
+    rates,
+    ST: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    OF_GRADIENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The same for short rows, one row to a warp.
+
+    The tile is (WIDTH / CHUNK, ROWS, CHUNK), CHUNK being 512 bytes, so that a row's sum needs no other warp; the column
+    sums are kept for each row of the tile until the end.
+    """
+    g, moments, state, new_row, partial, sums = places
+    gp, gq, xp, xq, row_stride = strides
+    unit, m, first, end, row_end, col_end = extent
+    w1, w2, eps, shrink, share, unscale = rates
+    cols = tl.arange(0, WIDTH // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    lane = tl.arange(0, ROWS)
+    square_sum = tl.zeros((WIDTH // CHUNK, ROWS, CHUNK), ST)
+    energy_sum = tl.zeros((WIDTH // CHUNK, ROWS, CHUNK), ST)
+    row_sum = tl.zeros((ROWS,), ST)
+    across = cols if ALIGNED else cols * gq
+    old = tl.load(state + (first + lane).to(tl.int64) * row_stride, mask=first + lane < row_end, other=1.0)
+    for i in tl.range(first, end, ROWS, num_stages=STAGES):
+        rows = i + lane
+        inside = rows < end
+        mask = inside[None, :, None] & (cols < m)[:, None, :]
+        far = rows.to(tl.int64)
+        x = tl.load(g + far[None, :, None] * gp + across[:, None, :], mask=mask, other=0.0).to(ST) * unscale
+        ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
+        square = x * x * shrink
+        new = average(old, tl.sum(tl.sum(square, 0), 1) * share + eps, w2)
+        tl.store(new_row + rows, new, mask=rows < row_end)
+        row_sum += tl.where(inside, new * shrink, 0.0)
+        square_sum += square
+        at_m = far[None, :, None] * xp + (cols if ALIGNED else cols * xq)[:, None, :]
+        a = numerator(x, moments, at_m, mask, w1, ST, OF_GRADIENT)
+        a *= inverse_root(tl.where(row_end > 0, new, 1.0))[None, :, None]
+        energy_sum += a * a
+        old = ahead
+    squares, energies = tl.sum(square_sum, 1), tl.sum(energy_sum, 1)
+    tl.store(partial + cols, squares, mask=cols < col_end)
+    tl.store(partial + m + cols, energies, mask=cols < col_end)
+    energy = tl.where(col_end > 0, 0.0, tl.sum(tl.sum(energies, 1), 0))
+    leave(sums, unit, tl.sum(row_sum, 0), energy, tl.sum(tl.sum(squares * 0.0, 1), 0))
+
+
+@triton.jit
+def rows_twice(
+    places,
+    strides,
+    extent,
+    rates,
+    ST: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    OF_GRADIENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The same for rows that no program can hold: G is read twice, first for R, then for the column sums."""
+    g, moments, state, new_row, partial, sums = places
+    gp, gq, xp, xq, row_stride = strides
+    unit, m, first, end, row_end, col_end = extent
+    w1, w2, eps, shrink, share, unscale = rates
+    lane = tl.arange(0, ROWS)
+    row_sum = tl.zeros((ROWS,), ST)
+    for i in range(first, end, ROWS):
+        rows = i + lane
+        far = rows.to(tl.int64)
+        square_sum = tl.zeros((ROWS, WIDTH), ST)
+        for j in range(0, m, WIDTH):
+            cols = j + tl.arange(0, WIDTH)
+            across = cols if ALIGNED else cols * gq
+            mask = (rows < end)[:, None] & (cols < m)[None, :]
+            x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST) * unscale
+            square_sum += x * x * shrink
+        old = tl.load(state + far * row_stride, mask=rows < row_end, other=1.0)
+        new = average(old, tl.sum(square_sum, 1) * share + eps, w2)
+        tl.store(new_row + rows, new, mask=rows < end)
+        row_sum += tl.where(rows < end, new * shrink, 0.0)
+    tl.debug_barrier()  # the new R is read below by other threads than wrote it
+    energy, probe = tl.zeros((WIDTH,), ST), tl.zeros((WIDTH,), ST)
+    for j in range(0, m, WIDTH):
+        cols = j + tl.arange(0, WIDTH)
+        across = cols if ALIGNED else cols * gq
+        squares, energies = tl.zeros((ROWS, WIDTH), ST), tl.zeros((ROWS, WIDTH), ST)
+        for i in range(first, end, ROWS):
+            rows = i + lane
+            far = rows.to(tl.int64)
+            mask = (rows < end)[:, None] & (cols < m)[None, :]
+            x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST) * unscale
+            squares += x * x * shrink
+            at_m = far[:, None] * xp + (cols if ALIGNED else cols * xq)[None, :]
+            a = numerator(x, moments, at_m, mask, w1, ST, OF_GRADIENT)
+            new = tl.load(new_row + rows, mask=rows < end, other=1.0)
+            a *= inverse_root(tl.where(row_end > 0, new, 1.0))[:, None]
+            energies += a * a
+        square_sum, energy_sum = tl.sum(squares, 0), tl.sum(energies, 0)
+        tl.store(partial + cols, square_sum, mask=cols < col_end)
+        tl.store(partial + m + cols, energy_sum, mask=cols < col_end)
+        energy += energy_sum
+        probe += square_sum * 0.0
+    leave(sums, unit, tl.sum(row_sum, 0), tl.where(col_end > 0, 0.0, tl.sum(energy, 0)), tl.sum(probe, 0))
+
+
+@triton.jit
+def whole(
+    g, moments, state, sums, unit, count, first, end, w1, w2, eps, unscale, ST: tl.constexpr, OF_GRADIENT: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """Algorithm 5, for a tensor whose second moment is kept whole: ΣU² and whether G² is finite."""
+    energy, probe = tl.zeros((LINES * f.LINE,), ST), tl.zeros((LINES * f.LINE,), ST)
+    for i in range(first, end, LINES):
+        at = (tl.full((), 0, tl.int64) + i) * f.LINE + tl.arange(0, LINES * f.LINE)
+        mask = at < count
+        x = tl.load(g + at, mask=mask, other=0.0).to(ST) * unscale
+        square = x * x
+        v = average(tl.load(state + at, mask=mask, other=1.0), square + eps, w2)
+        a = numerator(x, moments, at, mask, w1, ST, OF_GRADIENT) * inverse_root(v)
+        energy += tl.where(mask, a * a, 0.0)
+        probe += square * 0.0
+    leave(sums, unit, tl.full((), 0.0, ST), tl.sum(energy, 0), tl.sum(probe, 0))
+
+
+@triton.jit(do_not_specialize=["first_unit"])
+def first_walk(
+    tensors,
+    matrices,
+    units,
+    given,
+    numbers,
+    rates,
+    vectors,
+    scratch,
+    sums,
+    grad_scale,
+    first_unit,
+    GT: tl.constexpr,
+    ST: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    OF_GRADIENT: tl.constexpr,
+    TILE: tl.constexpr,
+    LONG: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One program for a unit: (matrix, first row, end row)."""
+    unit = tl.program_id(0).to(tl.int64) + first_unit
+    matrix = matrices + tl.load(units + 3 * unit).to(tl.int64) * f.MATRIX
+    number = tl.load(matrix + f.OF)
+    tensor = tensors + number * f.TENSOR
+    if tl.load(given + number * f.GIVEN + f.G_ADDRESS) != 0:
+        first, end = tl.load(units + 3 * unit + 1), tl.load(units + 3 * unit + 2)
+        g_offset, x_offset = tl.load(matrix + f.G_OFFSET), tl.load(matrix + f.X_OFFSET)
+        m = tl.load(tensor + f.M)
+        gp, gq = tl.load(tensor + f.GP), tl.load(tensor + f.GQ).to(tl.int32)
+        xp, xq = tl.load(tensor + f.XP), tl.load(tensor + f.XQ).to(tl.int32)
+        start = tl.load(matrix + f.PARTIAL) + 2 * m * (unit - tl.load(matrix + f.OWN_UNIT))
+        if ALIGNED:
+            g_offset, x_offset = tl.multiple_of(g_offset, 16), tl.multiple_of(x_offset, 16)
+            m, start = tl.multiple_of(m, 16), tl.multiple_of(start, 16)
+            gp, xp = tl.multiple_of(gp, 16), tl.multiple_of(xp, 16)
+        g = address(given, number * f.GIVEN + f.G_ADDRESS, GT, ALIGNED) + g_offset
+        moments = address(tensor, f.MOMENTUM, ST, ALIGNED) + x_offset
+        group = numbers + tl.load(tensor + f.GROUP) * f.NUMBERS
+        eps = tl.load(group + f.EPS1).to(ST)
+        unscale = (1.0 / tl.load(grad_scale)).to(ST)
+        t, w2, w1 = now(tensor, number, group, rates)
+        if tl.load(tensor + f.FULL) != 0:
+            if not LONG:
+                state = address(tensor, f.FULL, ST, ALIGNED)
+                whole(g, moments, state, sums, unit, m, first, end, w1, w2, eps, unscale, ST, OF_GRADIENT, TILE // 1024)
+        else:
+            has_row, has_col = tl.load(tensor + f.ROW) != 0, tl.load(tensor + f.COL) != 0
+            state = address(tensor, f.ROW, ST, False) + tl.load(matrix + f.ROW_OFFSET)
+            new_row = vectors + tl.load(matrix + f.NEW_ROW)
+            shrink = tl.load(tensor + f.SHRINK).to(tl.float64, bitcast=True)
+            share = 1.0 / (tl.load(tensor + f.WHOLE_M).to(tl.float64) * shrink)
+            m = m.to(tl.int32)
+            a = (g, moments, state, new_row, scratch + start, sums)
+            b = (gp, gq, xp, xq, tl.load(tensor + f.ROW_STRIDE))
+            # a matrix may have no R or no C (§3.2): then it ends before its first row or column
+            row_end, col_end = tl.where(has_row, end, 0), tl.where(has_col, m, 0)
+            if ALIGNED:
+                col_end = tl.multiple_of(col_end, 16)
+            c = (unit, m, first, end, row_end, col_end)
+            d = (w1, w2, eps, shrink.to(ST), share.to(ST), unscale)
+            if LONG:
+                if m <= TILE:
+                    rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 1, TILE, STAGES)
+                else:
+                    rows_twice(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 4, TILE // 8)
+            elif m <= 128:
+                rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, TILE // 128, 128, STAGES)
+            elif m <= 1024:
+                short_rows(
+                    a, b, c, d, ST, ALIGNED, OF_GRADIENT, TILE // 1024, 1024, 4096 // GT.primitive_bitwidth, STAGES
+                )
+            elif m <= TILE // 4:
+                rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 4, TILE // 4, STAGES)
+            elif m <= TILE // 2:
+                rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 2, TILE // 2, STAGES)
+            else:
+                rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 1, TILE, STAGES)
