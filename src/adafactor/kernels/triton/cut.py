@@ -30,7 +30,7 @@ class Cut:
     """How an n × m matrix is cut."""
 
     rows: int  # of a unit of the first walk
-    is_long: bool  # its rows need the larger tile
+    is_long: bool  # half a tile does not hold a row: it takes the larger programs
     piece: tuple[int, int]
 
     def units(self, n: int) -> int:
@@ -46,4 +46,4 @@ def cut(n: int, m: int, itemsize: int, held: int) -> Cut:
         rows = max(rows, held // max(1 << (m - 1).bit_length(), 128 if m <= 128 else 1024))
     while -(-n // rows) > max(1, min(UNITS, PARTIAL_SUMS // m)):
         rows *= 2
-    return Cut(rows, m > held, NARROW_PIECE if m <= NARROW else PIECE)
+    return Cut(rows, m > held // 2, NARROW_PIECE if m <= NARROW else PIECE)

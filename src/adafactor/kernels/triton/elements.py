@@ -51,15 +51,13 @@ def at_least(bound, value):
 def average(old, new, weight):
     """β̂·old + (1 − β̂)·new with all digits: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1."""
     slow = weight < 0.5
-    keep = tl.where(slow, 1.0, 1.0 - weight).to(old.dtype)
-    fade = tl.where(slow, weight, 0.0).to(old.dtype)
-    return old * keep - old * fade + new * weight.to(old.dtype)
+    return old * tl.where(slow, 1.0, 1.0 - weight) - old * tl.where(slow, weight, 0.0) + new * weight
 
 
 @triton.jit
 def blend(old, new, weight):
     """The momentum: old + (new − old)·(1 − β̂₁)."""
-    return old + (new - old) * weight.to(old.dtype)
+    return old + (new - old) * weight
 
 
 @triton.jit

@@ -13,21 +13,23 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.elements import address, average, blend, inverse_root, now
+from adafactor.kernels.triton.elements import address, average, blend, divide, inverse_root, now
 
 
 @triton.jit
-def numerator(g, moments, at_m, mask, w1, ST: tl.constexpr, OF_GRADIENT: tl.constexpr):
-    """What U is made of: G, or its average."""
+def energy(square, g, moments, at, mask, new, shrink, unscale, w1, OF_GRADIENT: tl.constexpr):
+    """(G/√R)², or that of the average of the gradients; `new` is R, in a shape that broadcasts over G."""
     if OF_GRADIENT:
-        return blend(tl.load(moments + at_m, mask=mask, other=0.0), g, w1)
+        a = blend(tl.load(moments + at, mask=mask, other=0.0), g * unscale, w1) * inverse_root(new)
+        return a * a
     else:
-        return g
+        return square * divide(unscale * unscale, new * shrink)  # both are shrunk: neither leaves its type
 
 
 @triton.jit
-def leave(sums, unit, row_sum, energy, probe):
-    """Leave the sums of a unit."""
+def leave(sums, first_unit, row_sum, energy, probe):
+    """Leave the sums of this program's unit."""
+    unit = tl.program_id(0).to(tl.int64) + first_unit
     tl.store(sums + unit * f.SUMS + f.ROW_SUM, row_sum.to(tl.float64))
     tl.store(sums + unit * f.SUMS + f.ENERGY, energy.to(tl.float64))
     tl.store(sums + unit * f.SUMS + f.PROBE, probe.to(tl.float64))
@@ -49,7 +51,7 @@ def rows_at_once(
     """Rows `first` to `end`, ROWS whole rows in registers at a time; WIDTH is the power of two not below m."""
     g, moments, state, new_row, partial, sums = places
     gp, gq, xp, xq, row_stride = strides
-    unit, m, first, end, row_end, col_end = extent
+    first_unit, m, first, end, row_end, col_end = extent
     w1, w2, eps, shrink, share, unscale = rates
     cols = tl.arange(0, WIDTH)
     lane = tl.arange(0, ROWS)
@@ -62,7 +64,7 @@ def rows_at_once(
         inside = rows < end
         mask = inside[:, None] & (cols < m)[None, :]
         far = rows.to(tl.int64)
-        x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST) * unscale
+        x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST)
         # R of the next rows: off the critical path
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
@@ -71,14 +73,13 @@ def rows_at_once(
         row_sum += tl.where(inside, new * shrink, 0.0)
         square_sum += tl.sum(square, 0)  # a thread holds all ROWS of its columns: nothing is exchanged
         at_m = far[:, None] * xp + (cols if ALIGNED else cols * xq)[None, :]
-        a = numerator(x, moments, at_m, mask, w1, ST, OF_GRADIENT)
-        a *= inverse_root(tl.where(row_end > 0, new, 1.0))[:, None]
-        energy_sum += tl.sum(a * a, 0)
+        used = tl.where(row_end > 0, new, 1.0)[:, None]
+        energy_sum += tl.sum(energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT), 0)
         old = ahead
     tl.store(partial + cols, square_sum, mask=cols < col_end)
     tl.store(partial + m + cols, energy_sum, mask=cols < col_end)
-    energy = tl.where(col_end > 0, 0.0, tl.sum(energy_sum, 0))
-    leave(sums, unit, tl.sum(row_sum, 0), energy, tl.sum(square_sum * 0.0, 0))
+    own = tl.where(col_end > 0, 0.0, tl.sum(energy_sum, 0))
+    leave(sums, first_unit, tl.sum(row_sum, 0), own, tl.sum(square_sum * 0.0, 0))
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def short_rows(
     """
     g, moments, state, new_row, partial, sums = places
     gp, gq, xp, xq, row_stride = strides
-    unit, m, first, end, row_end, col_end = extent
+    first_unit, m, first, end, row_end, col_end = extent
     w1, w2, eps, shrink, share, unscale = rates
     cols = tl.arange(0, WIDTH // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     lane = tl.arange(0, ROWS)
@@ -116,7 +117,7 @@ def short_rows(
         inside = rows < end
         mask = inside[None, :, None] & (cols < m)[:, None, :]
         far = rows.to(tl.int64)
-        x = tl.load(g + far[None, :, None] * gp + across[:, None, :], mask=mask, other=0.0).to(ST) * unscale
+        x = tl.load(g + far[None, :, None] * gp + across[:, None, :], mask=mask, other=0.0).to(ST)
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
         new = average(old, tl.sum(tl.sum(square, 0), 1) * share + eps, w2)
@@ -124,15 +125,16 @@ def short_rows(
         row_sum += tl.where(inside, new * shrink, 0.0)
         square_sum += square
         at_m = far[None, :, None] * xp + (cols if ALIGNED else cols * xq)[:, None, :]
-        a = numerator(x, moments, at_m, mask, w1, ST, OF_GRADIENT)
-        a *= inverse_root(tl.where(row_end > 0, new, 1.0))[None, :, None]
-        energy_sum += a * a
+        used = tl.where(row_end > 0, new, 1.0)[None, :, None]
+        energy_sum += energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT)
         old = ahead
-    squares, energies = tl.sum(square_sum, 1), tl.sum(energy_sum, 1)
+    squares = tl.sum(square_sum, 1)
+    probe = tl.sum(tl.sum(squares * 0.0, 1), 0)
     tl.store(partial + cols, squares, mask=cols < col_end)
+    energies = tl.sum(energy_sum, 1)
     tl.store(partial + m + cols, energies, mask=cols < col_end)
-    energy = tl.where(col_end > 0, 0.0, tl.sum(tl.sum(energies, 1), 0))
-    leave(sums, unit, tl.sum(row_sum, 0), energy, tl.sum(tl.sum(squares * 0.0, 1), 0))
+    own = tl.where(col_end > 0, 0.0, tl.sum(tl.sum(energies, 1), 0))
+    leave(sums, first_unit, tl.sum(row_sum, 0), own, probe)
 
 
 @triton.jit
@@ -150,7 +152,7 @@ def rows_twice(
     """The same for rows that no program can hold: G is read twice, first for R, then for the column sums."""
     g, moments, state, new_row, partial, sums = places
     gp, gq, xp, xq, row_stride = strides
-    unit, m, first, end, row_end, col_end = extent
+    first_unit, m, first, end, row_end, col_end = extent
     w1, w2, eps, shrink, share, unscale = rates
     lane = tl.arange(0, ROWS)
     row_sum = tl.zeros((ROWS,), ST)
@@ -162,14 +164,14 @@ def rows_twice(
             cols = j + tl.arange(0, WIDTH)
             across = cols if ALIGNED else cols * gq
             mask = (rows < end)[:, None] & (cols < m)[None, :]
-            x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST) * unscale
+            x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST)
             square_sum += x * x * shrink
         old = tl.load(state + far * row_stride, mask=rows < row_end, other=1.0)
         new = average(old, tl.sum(square_sum, 1) * share + eps, w2)
         tl.store(new_row + rows, new, mask=rows < end)
         row_sum += tl.where(rows < end, new * shrink, 0.0)
     tl.debug_barrier()  # the new R is read below by other threads than wrote it
-    energy, probe = tl.zeros((WIDTH,), ST), tl.zeros((WIDTH,), ST)
+    energy_all, probe = tl.zeros((WIDTH,), ST), tl.zeros((WIDTH,), ST)
     for j in range(0, m, WIDTH):
         cols = j + tl.arange(0, WIDTH)
         across = cols if ALIGNED else cols * gq
@@ -178,38 +180,40 @@ def rows_twice(
             rows = i + lane
             far = rows.to(tl.int64)
             mask = (rows < end)[:, None] & (cols < m)[None, :]
-            x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST) * unscale
-            squares += x * x * shrink
+            x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST)
+            square = x * x * shrink
+            squares += square
             at_m = far[:, None] * xp + (cols if ALIGNED else cols * xq)[None, :]
-            a = numerator(x, moments, at_m, mask, w1, ST, OF_GRADIENT)
             new = tl.load(new_row + rows, mask=rows < end, other=1.0)
-            a *= inverse_root(tl.where(row_end > 0, new, 1.0))[:, None]
-            energies += a * a
+            used = tl.where(row_end > 0, new, 1.0)[:, None]
+            energies += energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT)
         square_sum, energy_sum = tl.sum(squares, 0), tl.sum(energies, 0)
         tl.store(partial + cols, square_sum, mask=cols < col_end)
         tl.store(partial + m + cols, energy_sum, mask=cols < col_end)
-        energy += energy_sum
+        energy_all += energy_sum
         probe += square_sum * 0.0
-    leave(sums, unit, tl.sum(row_sum, 0), tl.where(col_end > 0, 0.0, tl.sum(energy, 0)), tl.sum(probe, 0))
+    leave(sums, first_unit, tl.sum(row_sum, 0), tl.where(col_end > 0, 0.0, tl.sum(energy_all, 0)), tl.sum(probe, 0))
 
 
 @triton.jit
 def whole(
-    g, moments, state, sums, unit, count, first, end, w1, w2, eps, unscale, ST: tl.constexpr, OF_GRADIENT: tl.constexpr,
+    g, moments, state, sums, first_unit, count, first, end, w1, w2, eps, unscale, ST: tl.constexpr, OF_GRADIENT: tl.constexpr,
     LINES: tl.constexpr,
 ):
     """Algorithm 5, for a tensor whose second moment is kept whole: ΣU² and whether G² is finite."""
-    energy, probe = tl.zeros((LINES * f.LINE,), ST), tl.zeros((LINES * f.LINE,), ST)
+    energy_sum, probe = tl.zeros((LINES * f.LINE,), ST), tl.zeros((LINES * f.LINE,), ST)
     for i in range(first, end, LINES):
         at = (tl.full((), 0, tl.int64) + i) * f.LINE + tl.arange(0, LINES * f.LINE)
         mask = at < count
         x = tl.load(g + at, mask=mask, other=0.0).to(ST) * unscale
         square = x * x
         v = average(tl.load(state + at, mask=mask, other=1.0), square + eps, w2)
-        a = numerator(x, moments, at, mask, w1, ST, OF_GRADIENT) * inverse_root(v)
-        energy += tl.where(mask, a * a, 0.0)
+        if OF_GRADIENT:
+            x = blend(tl.load(moments + at, mask=mask, other=0.0), x, w1)
+        u = x * inverse_root(v)
+        energy_sum += tl.where(mask, u * u, 0.0)
         probe += square * 0.0
-    leave(sums, unit, tl.full((), 0.0, ST), tl.sum(energy, 0), tl.sum(probe, 0))
+    leave(sums, first_unit, tl.full((), 0.0, ST), tl.sum(energy_sum, 0), tl.sum(probe, 0))
 
 
 @triton.jit(do_not_specialize=["first_unit"])
@@ -242,8 +246,8 @@ def first_walk(
         first, end = tl.load(units + 3 * unit + 1), tl.load(units + 3 * unit + 2)
         g_offset, x_offset = tl.load(matrix + f.G_OFFSET), tl.load(matrix + f.X_OFFSET)
         m = tl.load(tensor + f.M)
-        gp, gq = tl.load(tensor + f.GP), tl.load(tensor + f.GQ).to(tl.int32)
-        xp, xq = tl.load(tensor + f.XP), tl.load(tensor + f.XQ).to(tl.int32)
+        gp, gq = tl.load(tensor + f.GP).to(tl.int32), tl.load(tensor + f.GQ).to(tl.int32)
+        xp, xq = tl.load(tensor + f.XP).to(tl.int32), tl.load(tensor + f.XQ).to(tl.int32)
         start = tl.load(matrix + f.PARTIAL) + 2 * m * (unit - tl.load(matrix + f.OWN_UNIT))
         if ALIGNED:
             g_offset, x_offset = tl.multiple_of(g_offset, 16), tl.multiple_of(x_offset, 16)
@@ -255,39 +259,40 @@ def first_walk(
         eps = tl.load(group + f.EPS1).to(ST)
         unscale = (1.0 / tl.load(grad_scale)).to(ST)
         t, w2, w1 = now(tensor, number, group, rates)
+        w2, w1 = w2.to(ST), w1.to(ST)
         if tl.load(tensor + f.FULL) != 0:
             if not LONG:
                 state = address(tensor, f.FULL, ST, ALIGNED)
-                whole(g, moments, state, sums, unit, m, first, end, w1, w2, eps, unscale, ST, OF_GRADIENT, TILE // 1024)
+                whole(g, moments, state, sums, first_unit, m, first, end, w1, w2, eps, unscale, ST, OF_GRADIENT, TILE // 1024)
         else:
             has_row, has_col = tl.load(tensor + f.ROW) != 0, tl.load(tensor + f.COL) != 0
             state = address(tensor, f.ROW, ST, False) + tl.load(matrix + f.ROW_OFFSET)
             new_row = vectors + tl.load(matrix + f.NEW_ROW)
             shrink = tl.load(tensor + f.SHRINK).to(tl.float64, bitcast=True)
             share = 1.0 / (tl.load(tensor + f.WHOLE_M).to(tl.float64) * shrink)
-            m = m.to(tl.int32)
+            length = m.to(tl.int32)
             a = (g, moments, state, new_row, scratch + start, sums)
-            b = (gp, gq, xp, xq, tl.load(tensor + f.ROW_STRIDE))
+            b = (gp, gq, xp, xq, tl.load(tensor + f.ROW_STRIDE).to(tl.int32))
             # a matrix may have no R or no C (§3.2): then it ends before its first row or column
-            row_end, col_end = tl.where(has_row, end, 0), tl.where(has_col, m, 0)
+            row_end, col_end = tl.where(has_row, end, 0), tl.where(has_col, length, 0)
             if ALIGNED:
                 col_end = tl.multiple_of(col_end, 16)
-            c = (unit, m, first, end, row_end, col_end)
-            d = (w1, w2, eps, shrink.to(ST), share.to(ST), unscale)
+            c = (first_unit, length, first, end, row_end, col_end)
+            d = (w1, w2, eps, shrink.to(ST), share.to(ST) * unscale * unscale, unscale)
             if LONG:
-                if m <= TILE:
+                if ALIGNED and length <= TILE // 2:
+                    rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 2, TILE // 2, STAGES)
+                elif ALIGNED and length <= TILE:
                     rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 1, TILE, STAGES)
                 else:
                     rows_twice(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 4, TILE // 8)
-            elif m <= 128:
+            elif length <= 128:
                 rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, TILE // 128, 128, STAGES)
-            elif m <= 1024:
+            elif length <= 1024:
                 short_rows(
                     a, b, c, d, ST, ALIGNED, OF_GRADIENT, TILE // 1024, 1024, 4096 // GT.primitive_bitwidth, STAGES
                 )
-            elif m <= TILE // 4:
+            elif length <= TILE // 4:
                 rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 4, TILE // 4, STAGES)
-            elif m <= TILE // 2:
-                rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 2, TILE // 2, STAGES)
             else:
-                rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 1, TILE, STAGES)
+                rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 2, TILE // 2, STAGES)

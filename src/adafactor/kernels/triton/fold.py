@@ -25,6 +25,7 @@ def columns(
     sums,
     energies,
     means,
+    grad_scale,
     block,
     ST: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -52,7 +53,8 @@ def columns(
             squares += tl.load(part + at, mask=mask, other=0.0)
             heats += tl.load(part + m + at, mask=mask, other=0.0)
         rows = tl.load(tensor + f.WHOLE_N).to(tl.float64) * tl.load(tensor + f.SHRINK).to(tl.float64, bitcast=True)
-        mean = tl.sum(squares, 0) / rows + tl.load(group + f.EPS1)
+        scale = tl.load(grad_scale).to(tl.float64)
+        mean = tl.sum(squares, 0) / (rows * scale * scale) + tl.load(group + f.EPS1)
         t, w2, w1 = now(tensor, number, group, rates)
         state = address(tensor, f.COL, ST, False) + tl.load(matrix + f.COL_OFFSET)
         old = tl.load(state + cols.to(tl.int64) * tl.load(tensor + f.COL_STRIDE), mask=inside, other=1.0)
@@ -124,6 +126,7 @@ def fold(
     energies,
     means,
     squares,
+    grad_scale,
     found_inf,
     first_block,
     block_count,
@@ -148,6 +151,7 @@ def fold(
             sums,
             energies,
             means,
+            grad_scale,
             program + first_block,
             ST,
             ALIGNED,

@@ -50,11 +50,11 @@ def write(
     """X·(1 − ρₜ·λ) − αₜ·Û, rounded as the settings say; return what was there and what is there now, as numbers."""
     scale, decay, w1, key1, key2 = scalars
     old = tl.load(x + at, mask=mask, other=0.0).to(ST)
-    change = u * scale.to(ST)
+    change = u * scale
     if OF_UPDATE:
         before = tl.load(m + at, mask=live_mask, other=0.0)
         if MENDS:
-            change = change * w1.to(ST)
+            change = change * w1
             average_ = before + change
         else:
             average_ = blend(before, change, w1)
@@ -63,7 +63,7 @@ def write(
     exact = old
     if ROUNDING == 2:
         exact = old + tl.load(kept + at, mask=live_mask, other=0.0).to(ST)
-    exact = exact * decay.to(ST) - change
+    exact = exact * decay - change
     if ROUNDING == 1:
         new = stochastic(exact, random_words(number, key1, key2), DT)
     else:
@@ -246,18 +246,17 @@ def piece_of(
     key2 = tl.load(note + f.KEY2).to(tl.int64).to(tl.uint32)
     if MENDS:
         key1 = key1 ^ 0x5BD1E995  # other random numbers than those of the step that is mended
-    w1, w2 = tl.load(note + f.W1), tl.load(note + f.W2)
+    w1, w2 = tl.load(note + f.W1).to(ST), tl.load(note + f.W2).to(ST)
     unscale = (1.0 / tl.load(grad_scale)).to(ST)
     origin, number_p = tl.load(matrix + f.NUMBER), tl.load(tensor + f.NUMBER_P)
     turn = tl.load(note + f.TURN).to(tl.int64)
     before, after = tl.full((), 0.0, ST), tl.full((), 0.0, ST)
     if tl.load(tensor + f.FULL) != 0:
-        places = (g, x, m, kept, address(tensor, f.FULL, ST, ALIGNED))
         live_count = tl.where(live, width, 0)
         if ALIGNED:
             live_count = tl.multiple_of(live_count, 16)
         before, after = whole(
-            places,
+            (g, x, m, kept, address(tensor, f.FULL, ST, ALIGNED)),
             (width, live_count, first, n, origin, number_p),
             (scale, decay, w1, key1, key2, unscale),
             (w2, tl.load(group + f.EPS1).to(ST)),
@@ -272,7 +271,7 @@ def piece_of(
             4,
         )
     else:
-        width = width.to(tl.int32)
+        length = width.to(tl.int32)
         row_address, col_address = tl.load(tensor + f.ROW), tl.load(tensor + f.COL)
         has_row, has_col = row_address != 0, col_address != 0
         row = row_address.to(tl.pointer_type(ST)) + tl.load(matrix + f.ROW_OFFSET)
@@ -292,12 +291,12 @@ def piece_of(
         )
         # nothing is live while ΣX² is measured, and a matrix may have no R or no C (§3.2)
         live_end, row_end = tl.where(live, n, 0), tl.where(live & has_row, n, 0)
-        col_end = tl.where(live & has_col, width, 0)
+        col_end = tl.where(live & has_col, length, 0)
         if ALIGNED:
             col_end = tl.multiple_of(col_end, 16)
-        extent = (n, width, first, first_col, row_end, col_end, live_end, origin)
+        extent = (n, length, first, first_col, row_end, col_end, live_end, origin)
         s = (scale, decay, w1, key1, key2, unscale, mean_row)
-        if width <= 128:
+        if length <= 128:
             before, after = lines(
                 places, strides, extent, s, GT, DT, ST, ALIGNED, MOMENTUM, ROUNDING, MENDS, 128, 16, 128, STAGES
             )
@@ -349,7 +348,7 @@ def last_walk(
         rms_u, divisor = clipped(u2, clip, count, ST)
         alpha = tl.load(note + f.ALPHA)
         scale = tl.where(live, divide(alpha.to(ST), divisor), 0.0)
-        decay = tl.where(live, tl.load(note + f.DECAY), 1.0)
+        decay = tl.where(live, tl.load(note + f.DECAY), 1.0).to(ST)
         piece_of(
             tensors,
             matrices,
@@ -442,7 +441,7 @@ def mend(
                     grad_scale,
                     tl.full((), 0, tl.int64) + piece,
                     scale,
-                    tl.full((), 1.0, tl.float64),
+                    tl.full((), 1.0, ST),
                     tl.full((), 1, tl.int32) == 1,
                     GT,
                     DT,

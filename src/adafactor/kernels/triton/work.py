@@ -68,7 +68,7 @@ class Kind:
             "TILE": held,
             "LONG": long,
             "STAGES": 2 if self.g in (torch.float32, torch.float64) else 3,
-            "num_warps": (8 << long) if self.aligned else (16 << long),
+            "num_warps": 8 if self.aligned and not long else 16,
             **(_registers(128) if self.aligned else {}),
             "enable_fp_fusion": False,
         }
@@ -89,6 +89,7 @@ class Kind:
             "ROUNDING": self.rounding,
             "STAGES": 2,
             "num_warps": 8,
+            **_registers(128),
             "enable_fp_fusion": False,
         }
 
@@ -184,7 +185,7 @@ class Work:
                     launch(first_walk, end - first, (*tables, *arguments, scale, first), options(kind.first_walk(long)))
                 (first, end), (one, other) = chunk.blocks, chunk.tensors
                 arguments = (table.blocks, self.given.there, self.numbers.there, self.rates, self.notes, vectors, scratch)
-                arguments += sums, energies, means, self.squares, found_inf, first, end - first, one
+                arguments += sums, energies, means, self.squares, scale, found_inf, first, end - first, one
                 launch(fold, end - first + other - one, (*tables, *arguments), options(kind.fold()))
 
     def admit(self) -> None:
