@@ -28,7 +28,7 @@ def both(begin: list[Tensor], steps: int = 3, g_dtype: torch.dtype | None = None
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_any_shape_is_stepped_as_plain_torch_does(shapes: list[tuple[int, ...]]) -> None:
-    assert both(starts(shapes), steps=1 if max(shapes[0][-1:], default=0) > 4000 else 2) < 1e-5
+    assert both(starts(shapes), steps=1 if max(shapes[0][-1:], default=0) > 4000 else 2) < 3e-5
 
 
 @pytest.mark.slow
