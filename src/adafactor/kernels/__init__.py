@@ -1,7 +1,8 @@
 """The contract of a backend, and which one steps which parameter.
 
 A backend is a module with two functions: `why_not` says what is in the way of a parameter, `prepare` makes *works* of
-those that it can step. A work is prepared once and then takes many steps:
+those that it can step. It may have a third, `why_not_here`, which `auto` asks besides: why not to rely on this machine
+for a parameter that there is a path for. A work is prepared once and then takes many steps:
 
 | part | reads | leaves |
 |---|---|---|
@@ -110,6 +111,8 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
             name = "eager"
         module = eager if name == "eager" else _find(name, required=backend != "auto")
         reason = module.why_not(parameter) if module is not None else None
+        if reason is None and backend == "auto":  # a backend may know more than whether there is a path
+            reason = getattr(module, "why_not_here", _nothing)(parameter)
         if reason is not None and backend != "auto":
             raise ValueError(
                 f'backend="{backend}" cannot step {parameter.name} (shape {parameter.shape}): {reason}; "auto" can'
@@ -121,6 +124,10 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
     for name, members in chosen.items():
         works += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
     return works, fallback
+
+
+def _nothing(parameter: Parameter) -> None:
+    """Nothing is in the way."""
 
 
 def check(backend: str) -> None:
