@@ -14,7 +14,7 @@ from adafactor.optimizer import Adafactor
 class FromModel:
     """Makes an `Adafactor` from a model: for `optimizer_cls_and_kwargs` of transformers' and TRL's trainers.
 
-    Given `Adafactor` itself, a `Trainer` makes groups of bare parameters. Given this class, it hands over the model, and
+    Given `Adafactor` itself, a `Trainer` makes groups of bare parameters. Given this class, it hands over the model:
     so `optimizer.report()` has the parameters' names, and the step can move into backward.
 
     Examples:
