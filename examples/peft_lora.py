@@ -1,4 +1,4 @@
-"""Train LoRA adapters (peft) with Adafactor in a loop of your own.
+"""Train LoRA adapters (peft) with Adafactor in your own loop.
 
     python examples/peft_lora.py                                      # a tiny GPT-2, in seconds
     python examples/peft_lora.py --model gpt2 --text mybook.txt       # one of the hub, or a folder

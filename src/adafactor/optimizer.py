@@ -348,7 +348,7 @@ class Adafactor(Optimizer):
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
 
-        On a device other than the CPU this is where the host waits. The clip rate starts anew.
+        On a device other than the CPU this is where the host waits. Each report resets the clip rate.
         """
         for bucket in self._buckets.values():
             bucket.flush()
