@@ -283,6 +283,8 @@ class Adafactor(Optimizer):
             old.flush()
         before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
         staying = set() if known is None else {parameter.p for parameter in known.parameters}
+        if only is None:
+            self._warn_of_flat_slices()
         parameters: list[Parameter] = []
         place = None
         for group, index, number, p, name in self._entries(only):
@@ -383,6 +385,16 @@ class Adafactor(Optimizer):
             self._traces[p] = Trace()
         trace: Trace = self._traces[p]
         return trace
+
+    def _warn_of_flat_slices(self) -> None:
+        """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        if all(p.ndim == 1 for p in params) and any(p not in self._made_for for p in params):
+            if any(shapes.row_axis is not None for shapes, _ in self._made_for.values()):
+                warn(
+                    "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
+                    "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
+                )
 
     def _warn_of_fallback(self, bucket: Bucket) -> None:
         if bucket.fallback is not None and not self._fell_back:

@@ -51,6 +51,16 @@ def test_what_torchs_optimizers_take_changes_nothing() -> None:
     assert torch.equal(*ends)
 
 
+def test_groups_may_hold_what_torchs_optimizers_take() -> None:
+    """As torchtitan makes them, with names beside the parameters."""
+    p = torch.ones(2, 3, requires_grad=True)
+    group = {"params": [p], "param_names": ["weight"], "fused": True, "foreach": False, "lr": 0.5}
+    optimizer = Adafactor([group])
+    p.grad = torch.ones(2, 3)
+    optimizer.step()
+    assert optimizer.report()[0].name == "weight" and bool((p < 1).all())
+
+
 def test_a_step_that_shall_be_differentiated_is_refused() -> None:
     with pytest.raises(ValueError, match="differentiable=True must be False"):
         Adafactor([torch.ones(2)], differentiable=True)
