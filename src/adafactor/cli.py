@@ -49,7 +49,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"adafactor {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     for name, (module, text) in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=text, **_with_examples(EXAMPLES[name]))
+        sub = commands.add_parser(
+            name, help=text, description=text, **_with_examples(EXAMPLES.get(name, f"adafactor {name}"))
+        )
         command = importlib.import_module(module)
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)

@@ -1,7 +1,8 @@
 """The contract of a backend, and which one steps which parameter.
 
 A backend is a module with two functions: `why_not` says what is in the way of a parameter, `prepare` makes *works* of
-those that it can step. A work is prepared once and then takes many steps:
+those that it can step. It may have a third, `why_not_here`, which `auto` asks besides: why not to rely on this machine
+for a parameter that there is a path for. A work is prepared once and then takes many steps:
 
 | part | reads | leaves |
 |---|---|---|
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from adafactor.step import Update
 
 PROCESS = os.getpid()  # in which the package was imported: in a child, forked later, torch's threads are gone
-COMPILED = ("cpu",)  # folders of this package, each a backend
-AUTO = {"cpu": "cpu"}  # for tensors on a device of this type, the backend that "auto" takes where it can
+COMPILED = ("cpu", "triton")  # folders of this package, each a backend
+AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
 BACKENDS = ("auto", "eager", *COMPILED)
 
 
@@ -52,6 +53,7 @@ class Work(Protocol):
     together: bool  # goes walk by walk beside others: it is sharded, or a bad gradient shall raise
     at_once: bool  # `step` takes a whole step
     updates: list[Update]  # of this step, where `sharding.Ranks` has to complete sums
+    scaling: tuple[Tensor, Tensor] | None  # a GradScaler's scale and found_inf; None: the work wants unscaled gradients
 
     def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Take gradients, the groups' settings, and which parameters were written to since the last step (or None)."""
@@ -109,6 +111,8 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
             name = "eager"
         module = eager if name == "eager" else _find(name, required=backend != "auto")
         reason = module.why_not(parameter) if module is not None else None
+        if reason is None and backend == "auto":  # a backend may know more than whether there is a path
+            reason = getattr(module, "why_not_here", _nothing)(parameter)
         if reason is not None and backend != "auto":
             raise ValueError(
                 f'backend="{backend}" cannot step {parameter.name} (shape {parameter.shape}): {reason}; "auto" can'
@@ -120,6 +124,10 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
     for name, members in chosen.items():
         works += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
     return works, fallback
+
+
+def _nothing(parameter: Parameter) -> None:
+    """Nothing is in the way."""
 
 
 def check(backend: str) -> None:

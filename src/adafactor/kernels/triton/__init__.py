@@ -1,0 +1,92 @@
+"""The backend in Triton, for tensors on a GPU: two walks over the data, a handful of launches for a whole model.
+
+| launch | what it does |
+|---|---|
+| `first_walk` | R, and column sums of G² and of G²/R; once more for rows that need a larger program |
+| `fold` | C, ΣU² by columns; is the step taken, α, the rates of the next step |
+| `last_walk` | clipping, X, and what is kept of G |
+| `mend` | only looks, unless X was written to behind torch's back |
+
+`table.py` describes tensors to the kernels, in the order of `fields.py`; `cut.py` says how they are cut. There are no
+atomics and no program waits for another, so the bits do not depend on the order in which programs run. Everything that
+changes from step to step lies on the device, so a step can be captured in a graph.
+
+With TRITON_INTERPRET=1 in the environment it steps tensors on a CPU, slowly, for whoever wants to check or debug it.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton import knobs
+
+from adafactor.bucket import PLAIN, Parameter, why_not_plain
+from adafactor.kernels.triton.table import factored_axes, is_aligned, whole_order
+from adafactor.kernels.triton.work import Kind, Work
+from adafactor.kernels.walk_order import WalkOrder, numbering, stored
+
+INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
+DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too
+LONGEST = 2**30  # elements of a row, and rows: they are counted in 32 bits
+
+
+def why_not(parameter: Parameter) -> str | None:
+    """What is in the way of stepping this parameter; None if nothing is."""
+    x, form = parameter.x, parameter.gradient
+    assert form is not None
+    if x.device.type not in DEVICES and not (INTERPRETED and x.is_cpu):
+        return f"it is on {x.device}"
+    if form.meta[2] != x.device:
+        return f"its gradient is on {form.meta[2]}"
+    if parameter.shard is not None:
+        return "it is sharded"
+    if parameter.overlaps:
+        return "its memory is also another parameter's, so the two must be stepped one after the other"
+    for t in (x, *parameter.state.values()):
+        if isinstance(t, torch.Tensor) and (reason := why_not_plain(t)):
+            return f"it is, or its state is, {reason}"
+    if form.type not in PLAIN:
+        return f"its gradient is a {form.type.__name__}, a subclass of Tensor"
+    if form.is_negative or form.is_zero:
+        return "its gradient is a view with the negative bit set, or a zero tensor without memory"
+    if not stored(x.dtype, form.dtype):
+        return f"there is no kernel for a {x.dtype} parameter with a {form.dtype} gradient"
+    for key in ("full", "momentum", "compensation"):
+        if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
+            return "its state has another order in memory"
+    if parameter.layout.estimator == "full":
+        return _why_not_whole(parameter)
+    p, q = factored_axes(parameter)
+    if max(x.shape) >= LONGEST or max(x.shape[q] * s for s in (x.stride(q), form.stride[q])) >= LONGEST:
+        return "its axes are too long"
+    return None
+
+
+def _why_not_whole(parameter: Parameter) -> str | None:
+    order = whole_order(parameter)
+    if not isinstance(order, WalkOrder):
+        return order
+    shape = tuple(parameter.x.shape)
+    if parameter.rounding == "stochastic" and numbering(order, shape, parameter.shape, parameter.offset) is None:
+        return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
+    return None
+
+
+def why_not_here(parameter: Parameter) -> str | None:
+    """Why `auto` should not rely on this card for a parameter like this; asked once per card and version."""
+    from adafactor.kernels.triton import verdict
+    from adafactor.kernels.triton.trial import Sort
+
+    s, form = parameter.settings, parameter.gradient
+    assert form is not None
+    sort = Sort(parameter.x.dtype, form.dtype, s.momentum_of if s.beta1 else None, parameter.rounding)
+    return verdict.reason(parameter.x.device, sort)
+
+
+def prepare(parameters: list[Parameter]) -> list[Work]:
+    """Make a work of all parameters of the same kind on the same device."""
+    kinds: dict[tuple[Kind, torch.device, bool], list[Parameter]] = {}
+    for parameter in parameters:
+        raises = parameter.settings.on_nonfinite == "raise"
+        kind = Kind.of(parameter, is_aligned(parameter))
+        kinds.setdefault((kind, parameter.x.device, raises), []).append(parameter)
+    return [Work(members, kind) for (kind, _, _), members in kinds.items()]
