@@ -220,7 +220,7 @@ class Training:
         self.params = [torch.nn.Parameter(form.lay(x)) for form, x in zip(data.forms, data.start, strict=True)]
         for p, g in zip(self.params, data.grads[0], strict=True):
             if g.dtype != p.dtype:
-                p.grad_dtype = None  # type: ignore[attr-defined]
+                p.grad_dtype = None
             p.grad = torch.empty_like(g).copy_(g)
         self.optimizer = Adafactor(self.params, backend=backend, **{**data.sort.keywords, **keywords})
 
