@@ -17,6 +17,7 @@ from adafactor import state as states
 from adafactor.bucket import Bucket, Parameter
 from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
+from adafactor.scaling import Scaling
 from adafactor.settings import CheckedGroups, Settings
 from adafactor.sharding import Ranks, Shard
 from adafactor.signals import held_back
@@ -171,6 +172,11 @@ class Adafactor(Optimizer):
                 self.state.pop(p, None)
             raise
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves scaled gradients to us: on a device, where reading its answer makes it wait."""
+        return any(not p.is_cpu for group in self.param_groups for p in group["params"])
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -217,7 +223,7 @@ class Adafactor(Optimizer):
             self._flush(only)
             grads = bucket.match(grads)
             self._warn_of_fallback(bucket)
-            if skipped := step(bucket, grads, settings):
+            if skipped := step(bucket, grads, settings, Scaling.of(self)):
                 self._warn_of_skipping(skipped[0])
         return True
 

@@ -20,6 +20,7 @@ from adafactor.equations import Scalar
 from adafactor.kernels import Work
 from adafactor.layout import statistics_dtype
 from adafactor.rounding import Keys
+from adafactor.scaling import Scaling
 from adafactor.settings import Settings
 from adafactor.sharding import Ranks
 from adafactor.signals import held_back
@@ -58,8 +59,12 @@ class Update:
     is_laid: bool = False  # its factors lie end to end with others', which are computed together
 
 
-def step(bucket: Bucket, grads: Gradients, settings: Sequence[Settings]) -> list[Parameter]:
+def step(
+    bucket: Bucket, grads: Gradients, settings: Sequence[Settings], scaling: Scaling | None = None
+) -> list[Parameter]:
     """Take one step with every parameter that has a gradient; return those that were skipped as non-finite."""
+    if scaling is not None and not unscale(bucket, grads, scaling):
+        return []
     written = bucket.written_between_steps()
     try:
         together = [work for work in bucket.works if work.together]
@@ -75,6 +80,18 @@ def step(bucket: Bucket, grads: Gradients, settings: Sequence[Settings]) -> list
         skipped = [parameter for work in bucket.works for parameter in work.end()]
         bucket.end_step()
     return skipped
+
+
+def unscale(bucket: Bucket, grads: Gradients, scaling: Scaling) -> bool:
+    """Take the scale out of gradients, or leave it to kernels that can; return False if no step shall be taken."""
+    others = []
+    for work in bucket.works:
+        if work.scaling is not None:
+            work.scaling = scaling.on(work.parameters[0].x.device)
+        else:
+            others += [(work, g) for i in bucket.places[work] if (g := grads[i]) is not None]
+    may_wait = any(p.settings.on_nonfinite != "skip" or p.x.is_cpu for work, _ in others for p in work.parameters)
+    return not others or scaling.unscale_([g for _, g in others], may_wait)
 
 
 def begin(

@@ -53,6 +53,7 @@ class Work(Protocol):
     together: bool  # goes walk by walk beside others: it is sharded, or a bad gradient shall raise
     at_once: bool  # `step` takes a whole step
     updates: list[Update]  # of this step, where `sharding.Ranks` has to complete sums
+    scaling: tuple[Tensor, Tensor] | None  # a GradScaler's scale and found_inf; None: the work wants unscaled gradients
 
     def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Take gradients, the groups' settings, and which parameters were written to since the last step (or None)."""

@@ -34,6 +34,8 @@ class Work:
     look; where parameters are sharded, it stops twice to let other ranks complete the sums.
     """
 
+    scaling = None
+
     def __init__(
         self, parameters: list[Parameter], dtypes: tuple[torch.dtype, torch.dtype], sharded: bool, raises: bool
     ):

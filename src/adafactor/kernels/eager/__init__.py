@@ -48,6 +48,7 @@ class Work:
     """Parameters that plain torch steps side by side."""
 
     at_once = False
+    scaling = None
 
     def __init__(self, parameters: list[Parameter], together: bool):
         """Nothing is prepared before it is known which of them have a gradient."""

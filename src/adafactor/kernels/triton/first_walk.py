@@ -13,17 +13,37 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.elements import address, average, blend, divide, inverse_root, now
+from adafactor.kernels.triton.elements import address, average, blend, divide, inverse_root, now, reciprocal
 
 
 @triton.jit
 def energy(square, g, moments, at, mask, new, shrink, unscale, w1, OF_GRADIENT: tl.constexpr):
-    """(G/√R)², or that of the average of the gradients; `new` is R, in a shape that broadcasts over G."""
+    """(G/√R)², where G may still be scaled, or that of their average; `new` is R, in a shape that broadcasts over G."""
     if OF_GRADIENT:
         a = blend(tl.load(moments + at, mask=mask, other=0.0), g * unscale, w1) * inverse_root(new)
         return a * a
     else:
-        return square * divide(unscale * unscale, new * shrink)  # both are shrunk: neither leaves its type
+        return square * reciprocal(new * shrink)  # both are shrunk: neither leaves its type
+
+
+@triton.jit
+def columns_of(matrix, scratch, first_unit, m, ALIGNED: tl.constexpr):
+    """Where the column sums of this program's unit belong. Found out when they are there: registers are scarce before."""
+    unit = tl.program_id(0).to(tl.int64) + first_unit
+    start = tl.load(matrix + f.PARTIAL) + 2 * m.to(tl.int64) * (unit - tl.load(matrix + f.OWN_UNIT))
+    if ALIGNED:
+        start = tl.multiple_of(start, 16)
+    return scratch + start
+
+
+@triton.jit
+def unscaled(energies, grad_scale, OF_GRADIENT: tl.constexpr):
+    """What `energy` has left scaled. Once for a column, so that the loop needs one register less."""
+    if OF_GRADIENT:
+        return energies
+    else:
+        unscale = divide(1.0, tl.load(grad_scale).to(energies.dtype))
+        return energies * (unscale * unscale)
 
 
 @triton.jit
@@ -49,7 +69,7 @@ def rows_at_once(
     STAGES: tl.constexpr,
 ):
     """Rows `first` to `end`, ROWS whole rows in registers at a time; WIDTH is the power of two not below m."""
-    g, moments, state, new_row, partial, sums = places
+    g, moments, state, new_row, matrix, scratch, sums, grad_scale = places
     gp, gq, xp, xq, row_stride = strides
     first_unit, m, first, end, row_end, col_end = extent
     w1, w2, eps, shrink, share, unscale = rates
@@ -76,8 +96,11 @@ def rows_at_once(
         used = tl.where(row_end > 0, new, 1.0)[:, None]
         energy_sum += tl.sum(energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT), 0)
         old = ahead
-    tl.store(partial + cols, square_sum, mask=cols < col_end)
-    tl.store(partial + m + cols, energy_sum, mask=cols < col_end)
+    partial = columns_of(matrix, scratch, first_unit, m, ALIGNED)
+    energy_sum = unscaled(energy_sum, grad_scale, OF_GRADIENT)
+    late = tl.arange(WIDTH, 2 * WIDTH) - WIDTH
+    tl.store(partial + late, square_sum, mask=late < col_end)
+    tl.store(partial + m + late, energy_sum, mask=late < col_end)
     own = tl.where(col_end > 0, 0.0, tl.sum(energy_sum, 0))
     leave(sums, first_unit, tl.sum(row_sum, 0), own, tl.sum(square_sum * 0.0, 0))
 
@@ -101,38 +124,47 @@ def short_rows(
     The tile is (WIDTH / CHUNK, ROWS, CHUNK), CHUNK being 512 bytes, so that a row's sum needs no other warp; the column
     sums are kept for each row of the tile until the end.
     """
-    g, moments, state, new_row, partial, sums = places
+    g, moments, state, new_row, matrix, scratch, sums, grad_scale = places
     gp, gq, xp, xq, row_stride = strides
     first_unit, m, first, end, row_end, col_end = extent
     w1, w2, eps, shrink, share, unscale = rates
     cols = tl.arange(0, WIDTH // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     lane = tl.arange(0, ROWS)
+    one = (first < end).to(tl.int32)
     square_sum = tl.zeros((WIDTH // CHUNK, ROWS, CHUNK), ST)
     energy_sum = tl.zeros((WIDTH // CHUNK, ROWS, CHUNK), ST)
     row_sum = tl.zeros((ROWS,), ST)
+    step = gp.to(tl.int64) * ROWS
     across = cols if ALIGNED else cols * gq
     old = tl.load(state + (first + lane).to(tl.int64) * row_stride, mask=first + lane < row_end, other=1.0)
+    here = g + (first + lane).to(tl.int64) * gp
     for i in tl.range(first, end, ROWS, num_stages=STAGES):
         rows = i + lane
         inside = rows < end
         mask = inside[None, :, None] & (cols < m)[:, None, :]
         far = rows.to(tl.int64)
-        x = tl.load(g + far[None, :, None] * gp + across[:, None, :], mask=mask, other=0.0).to(ST)
+        x = tl.load(here[None, :, None] + across[:, None, :], mask=mask, other=0.0).to(ST)
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
         new = average(old, tl.sum(tl.sum(square, 0), 1) * share + eps, w2)
-        tl.store(new_row + rows, new, mask=rows < row_end)
+        # not a vector of ROWS: it would be handed round among the warps first
+        owner = (rows < row_end)[:, None] & (tl.arange(0, 32) == 0)[None, :]
+        tl.store(new_row + (rows[:, None] * one + tl.zeros((1, 32), tl.int32)), new[:, None] + tl.zeros((1, 32), ST), mask=owner)
         row_sum += tl.where(inside, new * shrink, 0.0)
         square_sum += square
         at_m = far[None, :, None] * xp + (cols if ALIGNED else cols * xq)[:, None, :]
         used = tl.where(row_end > 0, new, 1.0)[None, :, None]
         energy_sum += energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT)
         old = ahead
+        here += step
     squares = tl.sum(square_sum, 1)
     probe = tl.sum(tl.sum(squares * 0.0, 1), 0)
-    tl.store(partial + cols, squares, mask=cols < col_end)
-    energies = tl.sum(energy_sum, 1)
-    tl.store(partial + m + cols, energies, mask=cols < col_end)
+    partial = columns_of(matrix, scratch, first_unit, m, ALIGNED)
+    COUNT: tl.constexpr = WIDTH // CHUNK
+    late = (tl.arange(COUNT, 2 * COUNT) - COUNT)[:, None] * CHUNK + (tl.arange(CHUNK, 2 * CHUNK) - CHUNK)[None, :]
+    tl.store(partial + late, squares, mask=late < col_end)
+    energies = unscaled(tl.sum(energy_sum, 1), grad_scale, OF_GRADIENT)
+    tl.store(partial + m + late, energies, mask=late < col_end)
     own = tl.where(col_end > 0, 0.0, tl.sum(tl.sum(energies, 1), 0))
     leave(sums, first_unit, tl.sum(row_sum, 0), own, probe)
 
@@ -150,7 +182,7 @@ def rows_twice(
     WIDTH: tl.constexpr,
 ):
     """The same for rows that no program can hold: G is read twice, first for R, then for the column sums."""
-    g, moments, state, new_row, partial, sums = places
+    g, moments, state, new_row, matrix, scratch, sums, grad_scale = places
     gp, gq, xp, xq, row_stride = strides
     first_unit, m, first, end, row_end, col_end = extent
     w1, w2, eps, shrink, share, unscale = rates
@@ -170,6 +202,7 @@ def rows_twice(
         new = average(old, tl.sum(square_sum, 1) * share + eps, w2)
         tl.store(new_row + rows, new, mask=rows < end)
         row_sum += tl.where(rows < end, new * shrink, 0.0)
+    partial = columns_of(matrix, scratch, first_unit, m, ALIGNED)
     tl.debug_barrier()  # the new R is read below by other threads than wrote it
     energy_all, probe = tl.zeros((WIDTH,), ST), tl.zeros((WIDTH,), ST)
     for j in range(0, m, WIDTH):
@@ -187,7 +220,8 @@ def rows_twice(
             new = tl.load(new_row + rows, mask=rows < end, other=1.0)
             used = tl.where(row_end > 0, new, 1.0)[:, None]
             energies += energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT)
-        square_sum, energy_sum = tl.sum(squares, 0), tl.sum(energies, 0)
+        square_sum = tl.sum(squares, 0)
+        energy_sum = unscaled(tl.sum(energies, 0), grad_scale, OF_GRADIENT)
         tl.store(partial + cols, square_sum, mask=cols < col_end)
         tl.store(partial + m + cols, energy_sum, mask=cols < col_end)
         energy_all += energy_sum
@@ -248,16 +282,15 @@ def first_walk(
         m = tl.load(tensor + f.M)
         gp, gq = tl.load(tensor + f.GP).to(tl.int32), tl.load(tensor + f.GQ).to(tl.int32)
         xp, xq = tl.load(tensor + f.XP).to(tl.int32), tl.load(tensor + f.XQ).to(tl.int32)
-        start = tl.load(matrix + f.PARTIAL) + 2 * m * (unit - tl.load(matrix + f.OWN_UNIT))
         if ALIGNED:
             g_offset, x_offset = tl.multiple_of(g_offset, 16), tl.multiple_of(x_offset, 16)
-            m, start = tl.multiple_of(m, 16), tl.multiple_of(start, 16)
+            m = tl.multiple_of(m, 16)
             gp, xp = tl.multiple_of(gp, 16), tl.multiple_of(xp, 16)
         g = address(given, number * f.GIVEN + f.G_ADDRESS, GT, ALIGNED) + g_offset
         moments = address(tensor, f.MOMENTUM, ST, ALIGNED) + x_offset
         group = numbers + tl.load(tensor + f.GROUP) * f.NUMBERS
         eps = tl.load(group + f.EPS1).to(ST)
-        unscale = (1.0 / tl.load(grad_scale)).to(ST)
+        unscale = divide(1.0, tl.load(grad_scale).to(ST))
         t, w2, w1 = now(tensor, number, group, rates)
         w2, w1 = w2.to(ST), w1.to(ST)
         if tl.load(tensor + f.FULL) != 0:
@@ -271,7 +304,7 @@ def first_walk(
             shrink = tl.load(tensor + f.SHRINK).to(tl.float64, bitcast=True)
             share = 1.0 / (tl.load(tensor + f.WHOLE_M).to(tl.float64) * shrink)
             length = m.to(tl.int32)
-            a = (g, moments, state, new_row, scratch + start, sums)
+            a = (g, moments, state, new_row, matrix, scratch, sums, grad_scale)
             b = (gp, gq, xp, xq, tl.load(tensor + f.ROW_STRIDE).to(tl.int32))
             # a matrix may have no R or no C (§3.2): then it ends before its first row or column
             row_end, col_end = tl.where(has_row, end, 0), tl.where(has_col, length, 0)

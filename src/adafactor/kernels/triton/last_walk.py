@@ -247,7 +247,7 @@ def piece_of(
     if MENDS:
         key1 = key1 ^ 0x5BD1E995  # other random numbers than those of the step that is mended
     w1, w2 = tl.load(note + f.W1).to(ST), tl.load(note + f.W2).to(ST)
-    unscale = (1.0 / tl.load(grad_scale)).to(ST)
+    unscale = divide(1.0, tl.load(grad_scale).to(ST))
     origin, number_p = tl.load(matrix + f.NUMBER), tl.load(tensor + f.NUMBER_P)
     turn = tl.load(note + f.TURN).to(tl.int64)
     before, after = tl.full((), 0.0, ST), tl.full((), 0.0, ST)

@@ -27,6 +27,7 @@ TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: t
 MOMENTA = {"update": 1, "gradient": 2}
 ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 LEAST_SCRATCH = 64 * 2**20  # bytes
+CAPTURED: list[Work] = []  # graphs read their tables with every replay, so they are kept for good
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Work:
         self.numbers = Upload((max(self.groups) + 1, f.NUMBERS.value), torch.float64, device)
         self.must_measure = [parameter.settings.relative for parameter in self.parameters]
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
-        self.scaling: tuple[Tensor, Tensor] = self.one, self.zero
+        self.scaling = self.one, self.zero
         self._present: list[bool] = []
         self._grads: list[Tensor] = []
         self._step_memory: tuple[Tensor, ...] = ()
@@ -144,10 +145,8 @@ class Work:
         grads: list[Tensor | None],
         settings: Sequence[Settings],
         written: list[bool] | None,
-        scaling: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Take what is of this step: G, the settings of the groups; upload what has changed."""
-        self.scaling = scaling or (self.one, self.zero)
         self._changed = False
         self._present = [g is not None for g in grads]
         self._grads = [g for g in grads if g is not None]  # kept until the launches are done
@@ -157,6 +156,8 @@ class Work:
             self._forget(written)
         wanted = [a and b for a, b in zip(self.must_measure, self._present, strict=True)]
         self._measures = any(wanted)
+        if is_capturing(self.device) and self not in CAPTURED:
+            CAPTURED.append(self)
         with self._on_device():
             self.given.set([[address, int(b)] for address, b in zip(addresses, wanted, strict=True)])
             self._set_numbers(settings)
@@ -258,7 +259,7 @@ class Work:
         return options
 
     def _set_numbers(self, settings: Sequence[Settings]) -> None:
-        rows = [[0.0] * f.NUMBERS.value for _ in range(len(self.numbers.here))]
+        rows = [[0.0] * f.NUMBERS.value for _ in range(len(self.numbers.there))]
         moving = []
         for group in self.groups:
             s = settings[group]
@@ -280,10 +281,8 @@ class Work:
                 (f.IGNORE, s.on_nonfinite == "ignore"),
             ):
                 rows[group][column.value] = float(value)
-        before = self.numbers.here
-        if self.numbers.set(rows) and any(
-            row[c.value] != old[c.value] for row, old in zip(rows, before, strict=True) for c in (f.BETA2, f.RATE)
-        ):
+        before = self.numbers.set(rows) or rows
+        if any(row[c.value] != old[c.value] for row, old in zip(rows, before, strict=True) for c in (f.BETA2, f.RATE)):
             self.rates.zero_()  # of no t: every program computes its own
         for group, lr in moving:
             self.numbers.there[group, f.LR.value].copy_(lr.reshape(()), non_blocking=True)
@@ -310,25 +309,35 @@ class Work:
 class Upload:
     """A small table on the device, uploaded when it has changed, without a wait.
 
-    Each upload comes from pinned memory of its own, which torch does not use again before the copy is done. In a graph
-    that is being captured the copy would be repeated with every replay, so there it has memory that lasts on both sides.
+    Each upload comes from pinned memory of its own, which torch does not use again before the copy is done. A graph
+    that is being captured repeats its copy with every replay, so it has a table and memory of its own that last.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device):
         """Nothing is there yet."""
-        self.there = torch.zeros(shape, dtype=dtype, device=device)
-        self.here: list[list[Any]] = [[None] * shape[1] for _ in range(shape[0])]
+        self._there = torch.zeros(shape, dtype=dtype, device=device)
+        self._here: list[list[Any]] = [[None] * shape[1] for _ in range(shape[0])]
+        self._captured: list[Tensor] = []
+        self.there = self._there  # what the kernels of this step read
         self.uploads = 0
-        self._kept: list[Tensor] = []
 
-    def set(self, rows: list[list[Any]]) -> bool:
-        """Upload these rows if they are not there; return whether they were not."""
-        if rows == self.here:
-            return False
-        new = torch.tensor(rows, dtype=self.there.dtype, pin_memory=self.there.is_cuda)
-        if self.there.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._kept += [new, self.there]  # an earlier graph may read what was there
-            self.there = torch.empty_like(self.there)
+    def set(self, rows: list[list[Any]]) -> list[list[Any]] | None:
+        """Upload these rows if they are not there; return what was there if it was something else."""
+        self.there, before = self._there, self._here
+        capturing = is_capturing(self._there.device)
+        if rows == before and not capturing:
+            return None
+        new = torch.tensor(rows, dtype=self._there.dtype, pin_memory=self._there.is_cuda)
+        if capturing:
+            self.there = torch.empty_like(self._there)
+            self._captured += [new, self.there]
+        else:
+            self._here = rows
         self.there.copy_(new, non_blocking=True)
-        self.here, self.uploads = rows, self.uploads + 1
-        return True
+        self.uploads += 1
+        return before if rows != before else None
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched now goes into a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

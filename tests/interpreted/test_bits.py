@@ -1,0 +1,121 @@
+"""What must agree to the bit: rounding, any order of programs, a step inside backward, a loaded checkpoint."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import adafactor
+from adafactor import Adafactor, rounding
+from adafactor.kernels.triton.elements import narrow, random_words, stochastic
+from tests.interpreted.guarded import random_steps, starts, train
+
+
+@triton.jit
+def round_all(x, number, out, nearest, count, key1, key2, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < count, other=0.0)
+    words = random_words(tl.load(number + at, mask=at < count, other=0), key1.to(tl.uint32), key2.to(tl.uint32))
+    tl.store(out + at, stochastic(value, words, DTYPE), mask=at < count)
+    tl.store(nearest + at, narrow(value, DTYPE), mask=at < count)
+
+
+def awkward(count: int) -> Tensor:
+    """Numbers of every size, and those that rounding stumbles over."""
+    random = torch.Generator().manual_seed(3)
+    x = torch.randn(count, generator=random) * torch.exp(30 * torch.randn(count, generator=random))
+    special = [0.0, -0.0, torch.inf, -torch.inf, 65504.0, 65520.0, 3.4e38, 6e-8, -3e-8, 6.1e-5, 1e-40, 1.0, -1.00390625]
+    x[: len(special)] = torch.tensor(special)
+    half = torch.randn(count // 4, generator=random) * 1e-5  # where float16 is subnormal
+    x[count // 2 : count // 2 + len(half)] = half
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_same_number_is_rounded_to_the_same_bits_as_in_plain_torch(dtype: torch.dtype) -> None:
+    count = 4096
+    x = awkward(count)
+    numbers = torch.arange(count) * 3_000_017  # beyond 32 bits
+    out, nearest = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
+    keys = rounding.keys(rounding.roots(7, 5), 11)
+    types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    round_all[(1,)](x, numbers, out, nearest, count, *keys, DTYPE=types[dtype], BLOCK=count)
+    words = rounding.random_words(numbers.clone(), keys)
+    assert torch.equal(out.view(torch.int16), rounding.stochastic(x, dtype, words).view(torch.int16))
+    assert torch.equal(nearest.view(torch.int16), x.to(dtype).view(torch.int16))
+
+
+SHAPES = [(37, 20), (64, 32), (2, 12, 16), (33,)]
+
+
+def run(dtype: torch.dtype = torch.float32, **keywords: object) -> list[Tensor]:
+    begin = starts(SHAPES, dtype)
+    params, optimizer = train(begin, random_steps(begin, 2), **keywords)
+    kept = [value for p in optimizer.param_groups[0]["params"] for value in optimizer.state[p].values()]
+    return params + kept
+
+
+first_seen: dict[str, list[Tensor]] = {}
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{}, {"dtype": torch.bfloat16, "rounding": "stochastic"}, {"beta1": 0.9, "momentum_of": "gradient"}],
+    ids=str,
+)
+def test_programs_may_run_in_any_order(order: str, keywords: dict[str, object]) -> None:
+    found = run(**keywords)  # type: ignore[arg-type]
+    before = first_seen.setdefault(str(keywords), found)
+    assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
+
+
+def test_a_tensor_alone_inside_backward_and_among_others_takes_the_same_step() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(24, 32), torch.nn.Linear(32, 16), torch.nn.Linear(16, 3))
+    other = copy.deepcopy(model)
+    together = Adafactor(model.parameters(), backend="triton")
+    apart = Adafactor(other.parameters(), backend="triton")
+    adafactor.step_in_backward(other, apart)
+    for seed in range(3):
+        x = torch.randn(5, 24, generator=torch.Generator().manual_seed(seed))
+        model(x).square().mean().backward()
+        together.step()
+        together.zero_grad()
+        other(x).square().mean().backward()
+        apart.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_after_saving_and_loading_the_bits_are_the_same(dtype: torch.dtype) -> None:
+    begin = starts(SHAPES, dtype)
+    steps = random_steps(begin, 4)
+    straight, _ = train(begin, steps)
+    half, optimizer = train(begin, steps[:2])
+    params = [p.clone().requires_grad_() for p in half]
+    resumed = Adafactor(params, backend="triton")
+    resumed.load_state_dict(optimizer.state_dict())
+    for step in steps[2:]:
+        for p, g in zip(params, step, strict=True):
+            p.grad = g
+        resumed.step()
+    assert all(torch.equal(a, b) for a, b in zip(straight, params, strict=True))
+
+
+def test_a_gradient_at_an_odd_address_is_as_good() -> None:
+    ends = []
+    for shift in (0, 1):
+        p = starts([(32, 64)])[0].requires_grad_()
+        optimizer = Adafactor([p], backend="triton")
+        for step in random_steps([p], 3):
+            assert step[0] is not None
+            memory = torch.empty(p.numel() + shift)
+            p.grad = memory[shift:].view(p.shape).copy_(step[0])
+            optimizer.step()
+        ends.append(p.detach())
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-8)

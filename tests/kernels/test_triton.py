@@ -1,0 +1,46 @@
+"""The Triton backend: its tests in the interpreter, which need a process of their own, and what needs none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from adafactor import Adafactor
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "tests" / "interpreted").glob("test_*.py"))
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def interpret(file: Path, marker: str) -> None:
+    """Run a file of tests in Triton's interpreter."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, str(file.relative_to(ROOT))]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 5), done.stdout[-6000:] + done.stderr[-2000:]  # 5: none has this marker
+    assert done.returncode == 0 or marker == "slow"
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_in_the_interpreter(file: Path) -> None:
+    interpret(file, "not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_in_the_interpreter_at_length(file: Path) -> None:
+    interpret(file, "slow")
+
+
+def test_without_the_interpreter_a_tensor_on_a_cpu_is_refused_by_name() -> None:
+    p = torch.ones(4, 3, requires_grad=True)
+    optimizer = Adafactor([("weight", p)], backend="triton")
+    p.grad = torch.ones(4, 3)
+    with pytest.raises(ValueError, match="cannot step weight.*it is on cpu"):
+        optimizer.step()
