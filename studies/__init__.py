@@ -6,6 +6,7 @@
 | `plan` | docs/plan.md, planned against measured | `python -m studies.plan` |
 | `capacity` | docs/plan.md, the largest model in so much memory | `python -m studies.capacity` |
 | `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
+| `gpu_counts` | docs/gpu-counted.md | `python -m studies.gpu_counts` |
 
 `results/epyc-2-cores.json` is what `adafactor bench` measured for docs/performance.md.
 """

@@ -1,4 +1,4 @@
-"""Triton's kernels in its interpreter, on a CPU: `tests/kernels/test_triton.py` runs this folder in a process of its own.
+"""Triton's kernels in its interpreter, on a CPU: `tests/kernels/test_triton.py` runs this folder in its own process.
 
 To run a file by hand: TRITON_INTERPRET=1 python -m pytest tests/interpreted/test_bits.py
 """

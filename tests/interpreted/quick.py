@@ -1,4 +1,4 @@
-"""Triton's interpreter patches the language anew for every function that a kernel calls; once for a kernel is enough."""
+"""Triton's interpreter patches the language for every function that a kernel calls; once for a kernel is enough."""
 
 from __future__ import annotations
 

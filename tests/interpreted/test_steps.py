@@ -121,7 +121,9 @@ def test_rates_may_change_from_step_to_step() -> None:
     ends = []
     for backend in ("triton", "eager"):
         params = [p.clone().requires_grad_() for p in begin]
-        optimizer = Adafactor(params, backend=backend, lr=torch.tensor(0.1), beta2=0.9, lr_decay=None, weight_decay=0.01)
+        optimizer = Adafactor(
+            params, backend=backend, lr=torch.tensor(0.1), beta2=0.9, lr_decay=None, weight_decay=0.01
+        )
         for i, step in enumerate(random_steps(begin, 4)):
             optimizer.param_groups[0].update(beta2=0.9 + 0.02 * i, weight_decay=0.1 * i)
             optimizer.param_groups[0]["lr"].mul_(0.5)

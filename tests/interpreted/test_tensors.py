@@ -103,4 +103,6 @@ def test_any_pair_of_dtypes(x: torch.dtype, g: torch.dtype) -> None:
     for a, b in zip(ours, theirs, strict=True):
         unit = torch.finfo(x).eps * b.abs().double().clamp(min=1e-3)
         apart = (a.double() - b.double()).abs() / unit
-        assert apart.max() <= (1.01 if x.itemsize == 2 else 40) and (apart > 0.01).double().mean() < 0.02 or x.itemsize > 2
+        assert (
+            apart.max() <= (1.01 if x.itemsize == 2 else 40) and (apart > 0.01).double().mean() < 0.02 or x.itemsize > 2
+        )

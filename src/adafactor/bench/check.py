@@ -15,7 +15,7 @@ SIZES = [1.0, 3.0, 0.1, 2.0, 0.5]
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
-def check(contender: Contender, dtype: str) -> Checked:
+def check(contender: Contender, dtype: str, device: torch.device | None = None) -> Checked:
     """Take five steps on a few shapes and compare each parameter with the formula in float64."""
     if contender.formula is None:
         return Checked(contender.key, dtype, None, None)
@@ -24,11 +24,11 @@ def check(contender: Contender, dtype: str) -> Checked:
     # in bfloat16 from zero: elsewhere the rounding of X alone would hide the update
     start = [torch.randn(s, generator=generator).mul(0.1 if dtype == "float32" else 0.0) for s in SHAPES]
     grads = [[_gradient(shape, size, generator).to(kind) for shape in SHAPES] for size in SIZES]
-    params = [torch.nn.Parameter(x.to(kind, copy=True)) for x in start]
+    params = [torch.nn.Parameter(x.to(device, kind, copy=True)) for x in start]
     runner = None
     for step in grads:
         for p, g in zip(params, step, strict=True):
-            p.grad = g.clone()
+            p.grad = g.to(device, copy=True)
         runner = runner or contender.make(params)
         runner.read_gradients()
         runner.step()
@@ -38,7 +38,7 @@ def check(contender: Contender, dtype: str) -> Checked:
         x0 = start[i].to(kind).double()
         history = [step[i].double().numpy() for step in grads]
         exact = torch.from_numpy(contender.formula(x0.numpy(), history, torch.finfo(kind).eps))
-        deviation = (x.double() - exact).abs().max() / (exact - x0).abs().max()
+        deviation = (x.double().cpu() - exact).abs().max() / (exact - x0).abs().max()
         error = max(error, float(deviation.nan_to_num(float("inf"))))
     return Checked(contender.key, dtype, error, error <= TOLERANCE[dtype])
 

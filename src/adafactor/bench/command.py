@@ -15,7 +15,10 @@ from adafactor.bench import suites
 from adafactor.bench.suites import Suite
 
 if TYPE_CHECKING:
+    import torch
+
     from adafactor.bench.measure import Entry, Tick
+    from adafactor.bench.place import Place
     from adafactor.bench.results import Measured, Results
 
 
@@ -26,6 +29,7 @@ class Run:
     rounds: int
     threads: int
     memory: bool
+    place: Place
     start: Callable[[str, int], None]
     tick: Callable[[str], None]
 
@@ -36,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--suite", nargs="+", metavar="NAME", help=f"all, or some of {', '.join(suites.SUITES)} (default: all)")
     add("--model", metavar="MODULE:FUNCTION", help="time the shapes of the torch.nn.Module that this function returns")
     add("--contender", nargs="+", metavar="NAME", help="only these optimizers; module:Class is your own")
+    add("--device", default="cpu", help="where the tensors are: cuda, cuda:1, xpu (default: cpu)")
     add(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -78,6 +83,7 @@ def bench(arguments: argparse.Namespace) -> Results:
     import torch
 
     from adafactor.bench import cost, machine
+    from adafactor.bench import place as places
     from adafactor.bench.results import Results
 
     if arguments.rounds < 1:
@@ -85,22 +91,23 @@ def bench(arguments: argparse.Namespace) -> Results:
     threads = machine.cores() if arguments.threads is None else arguments.threads
     if threads < 1:
         raise ValueError(f"--threads {threads} must be at least 1")
+    place = places.find(arguments.device)
     chosen = _suites(arguments)
     sizes = [] if arguments.cost is None else [cost.suite(name) for name in arguments.cost or cost.SIZES]
-    entries = _entries(arguments)
+    entries = _entries(arguments, place.device.type)
     torch.set_num_threads(threads)
     os.environ["NPROC"] = str(threads)  # for XLA, which reads it when JAX is imported
-    results = Results(_command(arguments), machine.describe(), {}, threads, arguments.rounds)
+    results = Results(_command(arguments), place.describe(), {}, threads, arguments.rounds, device=str(place.device))
     with _progress() as (start, tick):
-        course = Run(arguments.rounds, threads, not arguments.no_memory, start, tick)
+        course = Run(arguments.rounds, threads, not arguments.no_memory, place, start, tick)
         start("checking the updates", len(entries))
-        entries = _checked(entries, results, tick)
+        entries = _checked(entries, results, tick, place.device)
         results.versions = machine.versions({name for e in entries for name in e.contender.packages})
         for suite in chosen:
             results.suites.append(_measured(suite, entries, course))
         for suite in sizes:
             kept = [e for e in entries if e.contender.key in cost.CONTENDERS and e.dtype == entries[0].dtype]
-            results.cost.append(_measured(suite, cost.that_fit(suite, kept), course))
+            results.cost.append(_measured(suite, cost.that_fit(suite, kept, place), course))
     return results
 
 
@@ -114,17 +121,20 @@ def _suites(arguments: argparse.Namespace) -> list[Suite]:
     return [suites.find(name) for name in names] + own
 
 
-def _entries(arguments: argparse.Namespace) -> list[Entry]:
+def _entries(arguments: argparse.Namespace, device: str) -> list[Entry]:
     """Those asked for, each in its dtypes or in the one asked for; all float32 first."""
     from adafactor.bench.contenders import CONTENDERS, DTYPES, find
     from adafactor.bench.measure import Entry
 
     found = [find(name) for name in arguments.contender or CONTENDERS]
+    if others := [c.key for c in found if device not in c.devices and arguments.contender]:
+        raise ValueError(f"{', '.join(others)} cannot step tensors on {device}")
+    found = [c for c in found if device in c.devices]
     pairs = [Entry(c, d) for d in DTYPES for c in found]
     return [e for e in pairs if (e.dtype == arguments.dtype if arguments.dtype else e.dtype in e.contender.dtypes)]
 
 
-def _checked(entries: list[Entry], results: Results, tick: Tick) -> list[Entry]:
+def _checked(entries: list[Entry], results: Results, tick: Tick, device: torch.device) -> list[Entry]:
     """Those that can run here, with their verdicts in the results."""
     from adafactor.bench.check import check
     from adafactor.bench.contenders import why_not
@@ -132,10 +142,10 @@ def _checked(entries: list[Entry], results: Results, tick: Tick) -> list[Entry]:
     runnable = []
     for entry in entries:
         tick(f"checking {entry.label}")
-        if reason := why_not(entry.contender, entry.dtype):
+        if reason := why_not(entry.contender, entry.dtype, device):
             results.missing[entry.label] = reason
             continue
-        results.checks.append(check(entry.contender, entry.dtype))
+        results.checks.append(check(entry.contender, entry.dtype, device))
         runnable.append(entry)
     if not runnable:
         reasons = "; ".join(f"{name}: {why}" for name, why in results.missing.items())
@@ -146,14 +156,17 @@ def _checked(entries: list[Entry], results: Results, tick: Tick) -> list[Entry]:
 def _measured(suite: Suite, entries: list[Entry], run: Run) -> Measured:
     """Times of one suite, and then memory, when the times' memory is free again."""
     from adafactor.bench.measure import measure, ticks
-    from adafactor.bench.memory import extra_bytes
+    from adafactor.bench.memory import extra_bytes, extra_bytes_on
 
     run.start(suite.name, ticks(entries, run.rounds) + (len(entries) if run.memory else 0))
-    found = measure(suite, entries, run.rounds, run.tick)
+    found = measure(suite, entries, run.rounds, run.tick, run.place)
     if run.memory:
         for entry, timing in zip(entries, found.timings, strict=True):
             run.tick(f"{suite.name}: memory of {entry.label}")
-            timing.extra_bytes = extra_bytes(entry.contender.key, suite.shapes, entry.dtype, run.threads)
+            if run.place.device.type == "cpu":
+                timing.extra_bytes = extra_bytes(entry.contender.key, suite.shapes, entry.dtype, run.threads)
+            else:
+                timing.extra_bytes = extra_bytes_on(run.place, entry.contender, suite.shapes, entry.dtype)
     return found
 
 
@@ -191,4 +204,5 @@ def _command(arguments: argparse.Namespace) -> str:
         value = getattr(arguments, name)
         if value is not None:
             words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    words += ["--device", arguments.device] if arguments.device != "cpu" else []
     return shlex.join(words + (["--no-memory"] if arguments.no_memory else []))

@@ -52,11 +52,12 @@ class Contender:
     packages: tuple[str, ...] = ()  # whose versions belong to the result
     dtypes: tuple[str, ...] = ("float32",)  # in which it is measured unless the user says otherwise
     momentum: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda", "xpu")  # types of devices that it can step on
 
     @property
     def alone(self) -> bool:
         """Must nobody else step its parameters? The compiled step remembers what it left there."""
-        return self.key.startswith("cpu") or self.role == "own"
+        return self.key.startswith(("cpu", "triton")) or self.role == "own"
 
 
 class TorchRunner:
@@ -176,6 +177,7 @@ def _optax(params: Parameters) -> Runner:
 
 
 BOTH = ("float32", "bfloat16")
+CPU, GPU = ("cpu",), ("cuda", "xpu")
 CONTENDERS = {
     contender.key: contender
     for contender in (
@@ -251,9 +253,10 @@ CONTENDERS = {
             _optax,
             formulas.Factored("largest", 128),
             ("optax", "jax"),
+            devices=CPU,
         ),
         Contender("eager", "adafactor, eager", "ours", _ours("eager"), formulas.Factored()),
-        Contender("cpu", "adafactor, cpu", "ours", _ours("cpu"), formulas.Factored(), ("numba",), BOTH),
+        Contender("cpu", "adafactor, cpu", "ours", _ours("cpu"), formulas.Factored(), ("numba",), BOTH, devices=CPU),
         Contender(
             "cpu-momentum",
             "adafactor, cpu, momentum",
@@ -262,6 +265,27 @@ CONTENDERS = {
             formulas.Factored(beta1=0.9),
             ("numba",),
             momentum=True,
+            devices=CPU,
+        ),
+        Contender(
+            "triton",
+            "adafactor, triton",
+            "ours",
+            _ours("triton"),
+            formulas.Factored(),
+            ("triton",),
+            BOTH,
+            devices=GPU,
+        ),
+        Contender(
+            "triton-momentum",
+            "adafactor, triton, momentum",
+            "ours",
+            _ours("triton", beta1=0.9),
+            formulas.Factored(beta1=0.9),
+            ("triton",),
+            momentum=True,
+            devices=GPU,
         ),
     )
 }
@@ -277,12 +301,17 @@ def find(key: str) -> Contender:
     return Contender(key, key, "own", lambda p: TorchRunner(p, getattr(importlib.import_module(module), name)(p)))
 
 
-def parameters(shapes: Sequence[tuple[int, ...]], dtype: str, seed: int = 0) -> Parameters:
+def parameters(
+    shapes: Sequence[tuple[int, ...]], dtype: str, seed: int = 0, device: torch.device | None = None
+) -> Parameters:
     """Parameters of these shapes, with gradients, as they are early in a training run."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device or "cpu").manual_seed(seed)
     params = []
     for shape in shapes:
-        x, g = (torch.empty(shape, dtype=DTYPES[dtype]).normal_(0.0, std, generator=generator) for std in (0.02, 1e-3))
+        x, g = (
+            torch.empty(shape, dtype=DTYPES[dtype], device=device).normal_(0.0, std, generator=generator)
+            for std in (0.02, 1e-3)
+        )
         params.append(torch.nn.Parameter(x))
         params[-1].grad = g
     return params
@@ -296,10 +325,10 @@ def own(params: Parameters) -> Parameters:
     return copies
 
 
-def why_not(contender: Contender, dtype: str) -> str | None:
+def why_not(contender: Contender, dtype: str, device: torch.device | None = None) -> str | None:
     """Why it cannot run here, in a few words; None if it can: then it has just taken a step."""
     try:
-        runner = contender.make(parameters([(6, 4), (5,)], dtype))
+        runner = contender.make(parameters([(6, 4), (5,)], dtype, device=device))
         runner.step()
         finite = all(math.isfinite(float(x.sum())) for x in runner.values())
     except ModuleNotFoundError as missing:

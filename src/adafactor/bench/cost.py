@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from adafactor.bench.contenders import DTYPES
-from adafactor.bench.machine import available_bytes
 from adafactor.bench.measure import Entry
+from adafactor.bench.place import Place, Processor
 from adafactor.bench.suites import Suite
 from adafactor.shapes import transformer
 
@@ -19,7 +19,7 @@ SIZES = {
     "1B": (24, 1856),
 }
 # both ours, the yardstick, and the least that an optimizer can do
-CONTENDERS = ("sgd", "adamw-fused", "cpu", "eager")
+CONTENDERS = ("sgd", "adamw-fused", "cpu", "triton", "eager")
 
 
 def suite(name: str) -> Suite:
@@ -30,9 +30,9 @@ def suite(name: str) -> Suite:
     return Suite(name, f"{layers} layers of width {width}", tuple(transformer(layers, width)))
 
 
-def that_fit(stack: Suite, entries: list[Entry]) -> list[Entry]:
+def that_fit(stack: Suite, entries: list[Entry], place: Place | None = None) -> list[Entry]:
     """Those that fit the memory together, ours before others: weights, gradients, states, and a tenth to spare."""
-    free = available_bytes()
+    free = (place or Processor()).available_bytes()
     if free is None:
         return entries
     size = stack.parameters

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import re
-import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from adafactor.bench.place import Place
 
 COPIED = 128 << 20  # bytes of each buffer of a copy, at least; and four times the cache
 
@@ -61,17 +63,16 @@ def available_bytes() -> int | None:
 class Copy:
     """The copy that bandwidth is measured with, one of the contenders in every round."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
         """Two buffers, touched."""
-        size = max(COPIED, 4 * (cache_bytes() or 0))
-        self.source: Tensor = torch.ones(size // 4)
-        self.target: Tensor = torch.zeros(size // 4)
+        size = max(COPIED, 4 * (place.cache_bytes() or 0))
+        self.place = place
+        self.source: Tensor = torch.ones(size // 4, device=place.device)
+        self.target: Tensor = torch.zeros(size // 4, device=place.device)
 
     def bandwidth(self) -> float:
         """Bytes a second, of those read and those written."""
-        start = time.perf_counter()
-        self.target.copy_(self.source)
-        return 2 * self.source.nbytes / (time.perf_counter() - start)
+        return 2 * self.source.nbytes / self.place.seconds(lambda: self.target.copy_(self.source))
 
 
 def _memory(field: str) -> int | None:

@@ -10,6 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adafactor.bench.contenders import Contender
+    from adafactor.bench.place import Place
 
 STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Freed memory goes back to the system at once. Otherwise what one step freed is still resident in the next, whose
@@ -32,6 +37,16 @@ def extra_bytes(contender: str, shapes: Sequence[tuple[int, ...]], dtype: str, t
     if child.returncode:
         return None
     return int(child.stdout.split()[-1])
+
+
+def extra_bytes_on(place: Place, contender: Contender, shapes: Sequence[tuple[int, ...]], dtype: str) -> int | None:
+    """The same for a place that counts its own memory, in this process: the third step, as in a process of its own."""
+    from adafactor.bench.contenders import parameters
+
+    runner = contender.make(parameters(shapes, dtype, device=place.device))
+    runner.step()
+    runner.step()
+    return place.peak(runner.step)
 
 
 def peak(function: Callable[[], object]) -> int:

@@ -114,7 +114,7 @@ def _cost(results: Results, path: Path) -> Path:
     axes = figure.subplots()
     for key in dict.fromkeys(t.contender for m in results.cost for t in m.timings):
         pairs = [(m.parameters, t) for m in results.cost for t in m.timings if t.contender == key]
-        style = {"cpu": "-", "adamw-fused": "-"}.get(key, "--")
+        style = {"cpu": "-", "triton": "-", "adamw-fused": "-"}.get(key, "--")
         colour = COLOURS[find(key).role]
         costs = [1e9 * t.median / n for n, t in pairs]
         axes.plot([n for n, _ in pairs], costs, style, marker="o", label=find(key).label, color=colour)

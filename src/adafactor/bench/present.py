@@ -53,6 +53,13 @@ def about(results: Results) -> str:
     """Where and how it was measured, in two sentences."""
     machine = results.machine
     versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
+    if results.device != "cpu":
+        return (
+            f"{machine['card']} ({results.device}), {size(machine['card_cache_bytes'])} L2 cache, "
+            f"{size(machine['card_memory_bytes'])} memory, beside {machine['processor']}. {machine['system']}, "
+            f"Python {machine['python']}, {versions}. "
+            f"Medians of {results.rounds} rounds that alternate the contenders, by the device's own events."
+        )
     return (
         f"{machine['processor']}, {results.threads} of {machine['cores']} cores, "
         f"{size(machine['cache_bytes'])} last-level cache, {size(machine['memory_bytes'])} memory. "
@@ -162,6 +169,8 @@ def _missing(results: Results) -> Table:
 def _targets(results: Results) -> Table:
     rows = []
     found = targets(results)
+    if results.device != "cpu":  # none has been set for a GPU
+        found = []
     for t in found if any(t.value is not None for t in found) else []:
         verdict = {True: "met", False: "MISSED", None: "not measured"}[t.met]
         value = "–" if t.value is None else t.show(t.value)

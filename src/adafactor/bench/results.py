@@ -74,6 +74,7 @@ class Results:
     checks: list[Checked] = field(default_factory=list)
     suites: list[Measured] = field(default_factory=list)
     cost: list[Measured] = field(default_factory=list)
+    device: str = "cpu"  # where the tensors were
 
     def correct(self, contender: str, dtype: str = "float32") -> bool | None:
         """Whether it does what its formula says; None if that was not checked."""

@@ -88,4 +88,6 @@ def prepare(parameters: list[Parameter]) -> list[Work]:
         sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
         kind = Kind.of(parameter, is_aligned(parameter))
         kinds.setdefault((kind, parameter.x.device, sharded, raises), []).append(parameter)
-    return [Shards(members, kind) if sharded else Work(members, kind) for (kind, _, sharded, _), members in kinds.items()]
+    return [
+        Shards(members, kind) if sharded else Work(members, kind) for (kind, _, sharded, _), members in kinds.items()
+    ]

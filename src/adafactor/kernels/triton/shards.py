@@ -283,7 +283,10 @@ class Shards(Work):
         table, empty = self.table, self._empty
         with self._on_device():
             vectors, scratch = empty(table.vectors, self.stat), empty(table.scratch, self.stat)
-            sums, flags = empty(table.unit_count * f.SUMS.value, torch.float64), empty(len(self.parameters), torch.float64)
+            sums, flags = (
+                empty(table.unit_count * f.SUMS.value, torch.float64),
+                empty(len(self.parameters), torch.float64),
+            )
             self.wide, self.row_means = empty(table.vectors, torch.float64), empty(table.matrix_count, torch.float64)
             self._step_memory = vectors, empty(1, torch.float64), self.row_means
             self.raw.copy_(self.numbers.there)
@@ -292,12 +295,40 @@ class Shards(Work):
             tables, scale, first_matrix = (table.tensors, table.matrices), self.scaling[0], 0
             for i, chunk in enumerate(table.chunks):
                 for (first, end), long in ((chunk.units, False), (chunk.long_units, True)):
-                    read = (table.units, self.given.there, self.raw, self.no_rates, vectors, scratch, sums, scale, first)
+                    read = (
+                        table.units,
+                        self.given.there,
+                        self.raw,
+                        self.no_rates,
+                        vectors,
+                        scratch,
+                        sums,
+                        scale,
+                        first,
+                    )
                     launch(first_walk, end - first, (*tables, *read), self._options(self.kind.first_walk(long)))
                 last = i + 1 == len(table.chunks)
                 blocks, rows, tensors = chunk.blocks, table.matrix_count * last, chunk.tensors
-                arguments = (table.blocks, self.given.there, self.numbers.there, self.rates, self.notes, vectors, self.wide)
-                arguments += scratch, sums, flags, scale, blocks[0], blocks[1] - blocks[0], first_matrix, rows, tensors[0]
+                arguments = (
+                    table.blocks,
+                    self.given.there,
+                    self.numbers.there,
+                    self.rates,
+                    self.notes,
+                    vectors,
+                    self.wide,
+                )
+                arguments += (
+                    scratch,
+                    sums,
+                    flags,
+                    scale,
+                    blocks[0],
+                    blocks[1] - blocks[0],
+                    first_matrix,
+                    rows,
+                    tensors[0],
+                )
                 options = {**self._options(self.kind.fold()), "enable_fp_fusion": False}
                 options.pop("ST")
                 launch(means, blocks[1] - blocks[0] + rows + tensors[1] - tensors[0], (*tables, *arguments), options)
@@ -323,7 +354,8 @@ class Shards(Work):
         if self.updates:
             places = torch.tensor([self.places[u.parameter] for u in self.updates], device=self.device)
             taken = [
-                torch.as_tensor(u.parameter in ignored or u.finite, device=self.device).reshape(()) for u in self.updates
+                torch.as_tensor(u.parameter in ignored or u.finite, device=self.device).reshape(())
+                for u in self.updates
             ]
             self.finite[places] = torch.stack(taken).int()
 
@@ -339,7 +371,15 @@ class Shards(Work):
                 if u.mean_row is not None:
                     self._row_means(u.parameter).copy_(u.mean_row.reshape(-1))
             vectors = self._step_memory[0]
-            arguments = (table.tensors, table.matrices, self.given.there, self.notes, vectors, self.wide, self.row_means)
+            arguments = (
+                table.tensors,
+                table.matrices,
+                self.given.there,
+                self.notes,
+                vectors,
+                self.wide,
+                self.row_means,
+            )
             options = {"ST": self.kind.fold()["ST"], "num_warps": 4, "enable_fp_fusion": False}
             launch(factors, table.matrix_count, (*arguments, self.is_known), options)
 
@@ -365,7 +405,9 @@ class Shards(Work):
             for u in self.updates:
                 pair = self.pairs[self.places[u.parameter]]
                 for i, value in enumerate((u.u2, u.x2)):
-                    pair[i].copy_(value) if isinstance(value, Tensor) else pair[i].fill_(0.0 if value is None else value)
+                    pair[i].copy_(value) if isinstance(value, Tensor) else pair[i].fill_(
+                        0.0 if value is None else value
+                    )
             arguments: tuple[Any, ...] = (table.tensors, self.given.there, self.numbers.there, self.rates, self.notes)
             few = {"num_warps": 4, "enable_fp_fusion": False}
             launch(conclude, len(self.parameters), (*arguments, self.pairs, self.finite, self.scaling[1]), few)

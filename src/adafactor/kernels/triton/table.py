@@ -47,7 +47,9 @@ class Table:
         device, stat = parameters[0].x.device, statistics_dtype(parameters[0].x.dtype)
         self.vectors = 0  # elements of new R and C
         self.unit_count = self.block_count = self.piece_count = 0
-        self.new_vectors: dict[Parameter, tuple[tuple[int, int], int]] = {}  # where its first R and C begin; to the next
+        self.new_vectors: dict[
+            Parameter, tuple[tuple[int, int], int]
+        ] = {}  # where its first R and C begin; to the next
         self.own_matrices: dict[Parameter, tuple[int, int]] = {}  # its first matrix, and how many
         self._tensors: list[list[int]] = []
         self._matrices: list[list[int]] = []
@@ -71,7 +73,11 @@ class Table:
         row = [0] * f.TENSOR.value
         self._tensors.append(row)
         state, s = parameter.state, parameter.settings
-        row[f.X.value], row[f.STEP.value], row[f.GROUP.value] = parameter.x.data_ptr(), state["step"].data_ptr(), parameter.group
+        row[f.X.value], row[f.STEP.value], row[f.GROUP.value] = (
+            parameter.x.data_ptr(),
+            state["step"].data_ptr(),
+            parameter.group,
+        )
         if s.beta1:
             row[f.MOMENTUM.value] = state["momentum"].data_ptr()
         if parameter.rounding == "kahan":

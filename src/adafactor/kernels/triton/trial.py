@@ -220,7 +220,7 @@ class Training:
         self.params = [torch.nn.Parameter(form.lay(x)) for form, x in zip(data.forms, data.start, strict=True)]
         for p, g in zip(self.params, data.grads[0], strict=True):
             if g.dtype != p.dtype:
-                p.grad_dtype = None  # type: ignore[attr-defined]
+                p.grad_dtype = None
             p.grad = torch.empty_like(g).copy_(g)
         self.optimizer = Adafactor(self.params, backend=backend, **{**data.sort.keywords, **keywords})
 
@@ -267,10 +267,6 @@ def _compared(data: Data, case: Case) -> Iterator[str]:
 
 def _scaled(data: Data) -> Iterator[str]:
     """What GradScaler leaves to the optimizer: scaled gradients, and whether one of them was infinite."""
-    from adafactor import Adafactor
-
-    if not getattr(Adafactor, "_step_supports_amp_scaling", False):
-        return
     scale = 1.0 if data.sort.g == FP16 else 1024.0  # a power of two; float16 has no range for it
     ours, unscaled = Training(data, "triton"), Training(data, "triton")
 
@@ -293,18 +289,20 @@ def _scaled(data: Data) -> Iterator[str]:
 
 def _replayed(data: Data) -> Iterator[str]:
     """One step in a CUDA graph, replayed with other rates and gradients, against the same steps without a graph."""
+    from adafactor.kernels.triton.work import CAPTURED
+
     if data.device.type != "cuda":
         return
     rates = [torch.full((), 1e-2, dtype=FP32, device=data.device) for _ in range(2)]
     ours, plain = (Training(data, "triton", lr=lr, lr_decay=None) for lr in rates)
-    aside = torch.cuda.Stream(data.device)
+    aside, graph = torch.cuda.Stream(data.device), torch.cuda.CUDAGraph()
+    before = list(CAPTURED)
     with torch.cuda.device(data.device):
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             ours.step(data.grads[0])
         torch.cuda.current_stream().wait_stream(aside)
         plain.step(data.grads[0])
-        graph = torch.cuda.CUDAGraph()
         # other threads, which may load data, are free to call what a capture forbids
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             ours.optimizer.step()
@@ -314,6 +312,8 @@ def _replayed(data: Data) -> Iterator[str]:
             ours.set_gradients(grads)
             graph.replay()
             plain.step(grads)
+        torch.cuda.current_stream().synchronize()
+    CAPTURED[:] = before  # this graph is never replayed again
     yield from (f"{text} when replayed" for text in _changed(data.forms, plain.held(), ours.held()))
 
 

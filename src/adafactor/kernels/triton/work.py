@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -77,7 +76,14 @@ class Kind:
     def fold(self) -> dict[str, Any]:
         """What `fold` is compiled with."""
         stat = TYPES[statistics_dtype(self.x)]
-        return {"ST": stat, "ALIGNED": self.aligned, "UNITS": 16, "BLOCK": 64, "num_warps": 4, "enable_fp_fusion": False}
+        return {
+            "ST": stat,
+            "ALIGNED": self.aligned,
+            "UNITS": 16,
+            "BLOCK": 64,
+            "num_warps": 4,
+            "enable_fp_fusion": False,
+        }
 
     def last_walk(self) -> dict[str, Any]:
         """What the last walk and `mend` are compiled with."""
@@ -185,7 +191,15 @@ class Work:
                     arguments = (table.units, self.given.there, self.numbers.there, self.rates, vectors, scratch, sums)
                     launch(first_walk, end - first, (*tables, *arguments, scale, first), options(kind.first_walk(long)))
                 (first, end), (one, other) = chunk.blocks, chunk.tensors
-                arguments = (table.blocks, self.given.there, self.numbers.there, self.rates, self.notes, vectors, scratch)
+                arguments = (
+                    table.blocks,
+                    self.given.there,
+                    self.numbers.there,
+                    self.rates,
+                    self.notes,
+                    vectors,
+                    scratch,
+                )
                 arguments += sums, energies, means, self.squares, scale, found_inf, first, end - first, one
                 launch(fold, end - first + other - one, (*tables, *arguments), options(kind.fold()))
 
@@ -213,7 +227,14 @@ class Work:
             self._last_walk(STEP.value)
             table = self.table
             vectors, energies, means = self._step_memory
-            arguments = (table.tensors, table.matrices, table.pieces, table.shares, self.given.there, self.numbers.there)
+            arguments = (
+                table.tensors,
+                table.matrices,
+                table.pieces,
+                table.shares,
+                self.given.there,
+                self.numbers.there,
+            )
             arguments += self.notes, vectors, energies, means, self.squares, self.scaling[0]  # type: ignore[assignment]
             if any(parameter.settings.relative for parameter in self.parameters):
                 launch(mend, table.share_count, arguments, self._options(self.kind.last_walk()))

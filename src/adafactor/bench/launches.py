@@ -1,0 +1,103 @@
+"""The launches of a step in Triton: counted without being run, or timed apart by the device's events."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from adafactor.bench.place import Card
+
+if TYPE_CHECKING:
+    from adafactor.kernels.triton.work import Work
+
+WALKS = ("first walk", "fold", "last walk", "mend")  # of an ordinary step; "measure" reads X once, before the first
+
+
+class Launches:
+    """Stands in for the launcher of the Triton backend while it is on, and notes every launch."""
+
+    def __init__(self, card: Card | None = None):
+        """Time launches on this card; None: run none of them."""
+        self.card = card
+        self.names: list[str] = []
+        self._events: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> Launches:
+        """Take the launcher's place."""
+        from adafactor.kernels.triton import work
+
+        self._real, work.launch = work.launch, self._launch
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        from adafactor.kernels.triton import work
+
+        work.launch = self._real
+
+    def _launch(self, kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        from adafactor.kernels.triton.last_walk import MEASURE
+
+        if not programs:
+            return
+        name = str(kernel.__name__).replace("_", " ")
+        if name == "last walk" and arguments[-1] == MEASURE.value:
+            name = "measure"
+        self.names.append(name)
+        if self.card is not None:
+            first, last = (self.card.module.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            self._real(kernel, programs, arguments, options)
+            last.record()
+            self._events.append((first, last))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each was launched."""
+        return Counter(self.names)
+
+    def seconds(self) -> dict[str, float]:
+        """How long the launches of each took together; waits for them."""
+        assert self.card is not None
+        self.card.module.synchronize(self.card.device)
+        found: dict[str, float] = defaultdict(float)
+        for name, (first, last) in zip(self.names, self._events, strict=True):
+            found[name] += float(first.elapsed_time(last)) / 1e3
+        return dict(found)
+
+
+def moved(works: Sequence[Work]) -> dict[str, int]:
+    """Bytes that each launch reads and writes in a step, whatever the cache holds, from how tensors are cut.
+
+    Tables and scalars are left out: they are a few bytes for thousands of elements.
+    """
+    found: dict[str, int] = defaultdict(int)
+    for work in works:
+        kind, stat = work.kind, work.stat.itemsize
+        for parameter in work.parameters:
+            x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
+            how = work.table.cuts[parameter]
+            first = g + (stat if kind.momentum == 2 else 0)  # an element
+            last = g + 2 * x + (2 * stat if kind.momentum else 0) + (2 * x if kind.rounding == 2 else 0)
+            found["measure"] += x * count
+            if "full" in parameter.state:
+                found["first walk"] += (first + stat) * count
+                found["last walk"] += (last + 2 * stat) * count
+                continue
+            rows, columns, stack = _matrices(work, parameter)
+            partial = 2 * how.units(rows) * columns * stack * stat  # column sums of G² and of G²/R
+            twice = how.is_long and not (kind.aligned and columns <= 2 * kind.held)
+            found["first walk"] += (2 if twice else 1) * first * count + partial + 2 * rows * stack * stat
+            found["fold"] += partial + 2 * columns * stack * stat
+            found["last walk"] += last * count + 2 * (rows + columns) * stack * stat
+    return dict(found)
+
+
+def _matrices(work: Work, parameter: Any) -> tuple[int, int, int]:
+    """Rows, columns, and the number of matrices of a stack."""
+    from adafactor.kernels.triton.table import factored_axes
+
+    p, q = factored_axes(parameter)
+    rows, columns = parameter.x.shape[p], parameter.x.shape[q]
+    return rows, columns, parameter.x.numel() // (rows * columns)

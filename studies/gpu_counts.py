@@ -1,0 +1,310 @@
+"""Launches, bytes and uploads of a step on a GPU, counted without one: the tables of docs/gpu-counted.md.
+
+python -m studies.gpu_counts
+
+The Triton backend prepares real parameters, in memory that nobody touches, and a stand-in takes its launches. The
+operations of plain torch are counted on the meta device, those of torch.optim.Adafactor on tensors cut down to two
+elements an axis: how many there are depends on how many tensors there are, and of how many axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from adafactor import Adafactor
+from adafactor.bench.launches import Launches, moved
+from adafactor.shapes import Shape, gpt2, llama, resnet50
+
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class Model:
+    """Shapes, and how their tensors lie in memory."""
+
+    title: str
+    shapes: tuple[Shape, ...]
+    dtype: torch.dtype
+    channels_last: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers there are in all."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    @property
+    def label(self) -> str:
+        """What a table calls it."""
+        return f"{self.title}, {str(self.dtype).removeprefix('torch.')}"
+
+    def make(self, device: str = "cpu", shapes: Sequence[Shape] | None = None) -> list[Tensor]:
+        """Parameters with gradients; on a CPU their memory is never touched, so they may be larger than it."""
+        params: list[Tensor] = []
+        for shape in self.shapes if shapes is None else shapes:
+            last = self.channels_last and len(shape) == 4
+            form = torch.channels_last if last else torch.contiguous_format
+            x = torch.empty(shape, dtype=self.dtype, device=device, memory_format=form)
+            params.append(x.requires_grad_())
+            params[-1].grad = torch.empty_like(x)
+        return params
+
+
+def lora(layers: int = 32, width: int = 4096, rank: int = 16) -> Iterator[Shape]:
+    """Adapters of the queries and values of a Llama 7B."""
+    for _ in range(2 * layers):
+        yield from [(rank, width), (width, rank)]
+
+
+MODELS = {
+    "gpt2": Model("GPT-2 small", tuple(gpt2()), FLOAT32),
+    "gpt2-bfloat16": Model("GPT-2 small", tuple(gpt2()), BFLOAT16),
+    "llama": Model("Llama 7B", tuple(llama(32, 4096, 11008, 4096, 32000, False)), BFLOAT16),
+    "resnet": Model("ResNet-50, channels last", tuple(resnet50()), FLOAT32, channels_last=True),
+    "lora": Model("LoRA of rank 16 on Llama 7B", tuple(lora()), BFLOAT16),
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a model's steps take of the Triton backend."""
+
+    kinds: int  # of tensors: dtypes, aligned or not
+    chunks: int
+    first_step: int  # launches
+    step: int
+    uploads: int  # of a step whose gradients have moved
+    idle_uploads: int  # of one whose gradients are where they were
+    moved: dict[str, int]  # bytes, by launch
+    scratch: int  # bytes
+
+    @property
+    def bytes(self) -> int:
+        """Read and written in an ordinary step."""
+        return sum(size for name, size in self.moved.items() if name != "measure")
+
+
+@contextmanager
+def on_a_cpu() -> Iterator[None]:
+    """Let the backend prepare tensors on a CPU, as it does for Triton's interpreter; nothing may be launched."""
+    from adafactor.kernels import triton as backend
+
+    before, backend.INTERPRETED = backend.INTERPRETED, True
+    try:
+        yield
+    finally:
+        backend.INTERPRETED = before
+
+
+@cache
+def count(model: Model) -> Count:
+    """Take four steps that launch nothing."""
+    with on_a_cpu():
+        params = model.make()
+        optimizer = Adafactor(params, backend="triton")
+        launches, uploads = [], []
+        for number in range(4):
+            if number == 3:
+                before = [p.grad for p in params]  # still held: the new ones must lie elsewhere
+                for p in params:
+                    p.grad = torch.empty_like(p)
+            with Launches() as noted:
+                optimizer.step()
+            launches.append(len(noted.names))
+            works = optimizer._buckets[None].works
+            uploads.append(sum(work.given.uploads + work.numbers.uploads for work in works))  # type: ignore[attr-defined]
+        del before
+    found = [work for work in works if hasattr(work, "table")]
+    assert len(found) == len(works), "all of it is stepped by Triton"
+    tables = [work.table for work in found]
+    return Count(
+        len(works),
+        sum(len(table.chunks) for table in tables),
+        launches[0],
+        launches[2],
+        uploads[3] - uploads[2],
+        uploads[2] - uploads[1],
+        moved(found),
+        sum((t.scratch + t.vectors) * w.stat.itemsize for w, t in zip(found, tables, strict=True)),
+    )
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a device would have to launch (all but views, types and new memory), and waits of the host."""
+
+    FREE = set(
+        "new_empty empty promote_types slice view select unbind detach as_strided permute unsqueeze squeeze split "
+        "split_with_sizes expand alias empty_like _local_scalar_dense t transpose is_pinned".split()
+    )
+
+    def __init__(self, on_host: Sequence[Tensor] = ()) -> None:
+        """Nothing is counted of what works on these tensors, which are on the host."""
+        super().__init__()
+        self.count = self.waits = 0
+        self._on_host = {t.data_ptr() for t in on_host}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Count one."""
+        name = func.overloadpacket.__name__
+        first = next(iter(tree_leaves(args)), None)
+        if not (self._on_host and isinstance(first, Tensor) and first.data_ptr() in self._on_host):
+            self.count += name not in self.FREE
+            self.waits += name == "_local_scalar_dense"
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def eager(model: Model) -> int:
+    """Operations of our step in plain torch."""
+    params = model.make("meta")
+    optimizer = Adafactor(params)
+    optimizer.step()
+    with Operations() as found:
+        optimizer.step()
+    return found.count
+
+
+@cache
+def torch_adafactor(model: Model, foreach: bool) -> tuple[int, int]:
+    """Operations and waits of torch.optim.Adafactor; its step counts are on the host."""
+    params = model.make(shapes=[tuple(min(n, 2) for n in shape) for shape in model.shapes])
+    for p in params:
+        with torch.no_grad():
+            p.fill_(1.0)
+        assert p.grad is not None
+        p.grad.fill_(1.0)
+    optimizer = torch.optim.Adafactor(params, foreach=foreach)
+    optimizer.step()
+    with Operations([optimizer.state[p]["step"] for p in params]) as found:
+        optimizer.step()
+    return found.count, found.waits
+
+
+def fused_adamw(model: Model, tensors: int = 36, blocks: int = 320, chunk: int = 65536) -> int:
+    """Launches of torch.optim.AdamW(fused=True), by the limits of ATen's MultiTensorApply.cuh for four lists.
+
+    A launch takes so many tensors or so many chunks of 65,536 elements; a tensor may go on in the next launch. The step
+    counts are a list of their own, of 110 a launch.
+    """
+    launches = listed = used = 0
+    for i, shape in enumerate(model.shapes):
+        listed += 1
+        chunks = -(-prod(shape) // chunk)
+        for number in range(chunks):
+            used += 1
+            last = number == chunks - 1
+            full = (listed == tensors and last) or used == blocks
+            if full or (last and i == len(model.shapes) - 1):
+                launches += 1
+                used, listed = 0, 0 if last else 1
+    return launches + -(-len(model.shapes) // 110)
+
+
+# ---- the tables
+
+CARDS = {"RTX 4090": 1008, "A100 80 GB": 2039, "H100 SXM": 3350, "MI300X": 5300}  # GB/s, as the makers say
+ADAMW = {FLOAT32: 28, BFLOAT16: 14}  # bytes an element: g, p, m, v in, p, m, v out, all in one dtype
+FLOOR = {FLOAT32: 16, BFLOAT16: 8}  # G twice, X in and out
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def launches() -> str:
+    """How many launches each takes."""
+    rows = []
+    for model in MODELS.values():
+        ours, (loop, waits), (lists, list_waits) = (
+            count(model),
+            torch_adafactor(model, False),
+            torch_adafactor(model, True),
+        )
+        rows.append([
+            model.label,
+            f"{len(model.shapes)}",
+            f"**{ours.step}**",
+            f"{fused_adamw(model)}",
+            f"{eager(model):,}",
+            f"{loop:,} and {waits:,} waits",
+            f"{lists:,} and {list_waits:,} waits",
+        ])  # fmt: skip
+    heads = [
+        "model",
+        "tensors",
+        "ours, Triton",
+        "AdamW, fused",
+        "ours, eager",
+        "torch's Adafactor",
+        "the same, foreach",
+    ]
+    return table(heads, rows)
+
+
+def traffic() -> str:
+    """What moves."""
+    rows = []
+    for model in MODELS.values():
+        ours = count(model)
+        each = {name: size / model.parameters for name, size in ours.moved.items()}
+        rows.append([
+            model.label,
+            f"{model.parameters / 1e6:,.1f} M",
+            *(f"{each.get(name, 0):.2f}" for name in ("first walk", "fold", "last walk")),
+            f"**{ours.bytes / model.parameters:.2f}**",
+            f"{FLOOR[model.dtype]}",
+            f"{ADAMW[model.dtype]}",
+        ])  # fmt: skip
+    return table(["model", "parameters", "first walk", "fold", "last walk", "in all", "floor", "AdamW, fused"], rows)
+
+
+def details() -> str:
+    """How the launches come about, and what else a step takes."""
+    rows = []
+    for model in MODELS.values():
+        ours = count(model)
+        size = model.parameters * model.dtype.itemsize
+        rows.append([
+            model.label,
+            f"{ours.kinds}",
+            f"{ours.chunks}",
+            f"{ours.step}",
+            f"{ours.first_step}",
+            f"{ours.idle_uploads}",
+            f"{ours.uploads}",
+            f"{ours.scratch / 1e6:.1f} MB, {100 * ours.scratch / size:.1f} %",
+        ])  # fmt: skip
+    heads = ["model", "kinds", "chunks", "launches", "first step", "uploads", "gradients elsewhere", "scratch"]
+    return table(heads, rows)
+
+
+def cards() -> str:
+    """The least time of a step by bandwidth alone."""
+    rows = []
+    for key in ("gpt2", "gpt2-bfloat16", "llama"):
+        model = MODELS[key]
+        for title, size in (("ours", count(model).bytes), ("AdamW, fused", ADAMW[model.dtype] * model.parameters)):
+            rows.append([f"{model.label}: {title}", *(f"{size / bandwidth / 1e6:.2f}" for bandwidth in CARDS.values())])
+    return table(["ms, computed", *(f"{name} ({speed / 1e3:.2f} TB/s)" for name, speed in CARDS.items())], rows)
+
+
+TABLES = {"launches": launches, "traffic": traffic, "details": details, "cards": cards}
+
+
+def main() -> None:
+    """Print all tables."""
+    for name, make in TABLES.items():
+        print(f"<!-- {name} -->\n\n{make()}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

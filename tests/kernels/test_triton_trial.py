@@ -1,0 +1,370 @@
+"""The trial on the user's card finds what is wrong, and `auto` listens to it. No test here needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adafactor import Adafactor, kernels
+
+pytest.importorskip("triton")
+from adafactor.kernels.triton import trial, verdict  # noqa: E402
+from adafactor.kernels.triton.trial import BF16, CASES, FORMS, FP16, FP32, FP64, SORTS, Case, Form, Sort  # noqa: E402
+
+CPU = torch.device("cpu")
+SMALL = (Form((9, 7)), Form((6, 5), "transposed"), Form((4, 3, 3, 3), "channels last"), Form((11,)), Form(()))
+
+
+class Mistaken(trial.Training):
+    """Plain torch in the place of Triton, with a mistake."""
+
+    made = 0
+
+    def __init__(self, data: trial.Data, backend: str, **keywords: Any):
+        """Remember which of the runs it is."""
+        self.is_ours = backend == "triton"
+        type(self).made += self.is_ours
+        self.number = type(self).made
+        super().__init__(data, "eager", **keywords)
+
+    def step(self, grads: Any, scale: float = 1.0) -> None:
+        """Step, and make the mistake."""
+        before = self.held()
+        super().step(grads, scale)
+        if self.is_ours:
+            self.err(before)
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """Make none."""
+
+
+class Shifted(Mistaken):
+    """One element is off by a thousandth of a step."""
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """In the second tensor."""
+        p, was = self.params[1].data, before[1]["X"]
+        p[1, 1] += 2e-3 * (p - was).abs().max().item()
+
+
+class OneBit(Mistaken):
+    """The second run differs in the last bit of a statistic."""
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """In the first tensor."""
+        row = self.optimizer.state[self.params[0]]["row"]
+        if self.number % 2 == 0:
+            row[0] = torch.nextafter(row[0], row[0] * 2)
+
+
+class Forgetful(Mistaken):
+    """A statistic is not kept."""
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """In the vector."""
+        state = self.optimizer.state[self.params[3]]
+        if int(state["step"]) == trial.STEPS:  # too late to show in X
+            state["full"].mul_(1.01)
+
+
+class Late(Mistaken):
+    """A step is counted twice."""
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """Of a scalar."""
+        self.optimizer.state[self.params[4]]["step"].add_(1)
+
+
+class Ugly(Mistaken):
+    """X becomes NaN."""
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """In one place."""
+        self.params[0].data[0, 0] = float("nan")
+
+
+class Careless(Mistaken):
+    """A bad gradient moves the statistics."""
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """Where nothing else has changed."""
+        for p, was in zip(self.params, before, strict=True):
+            if torch.equal(p, was["X"]) and "row" in was:
+                self.optimizer.state[p]["row"].mul_(1 + 1e-6)
+
+
+class Broken(Mistaken):
+    """A kernel does not compile."""
+
+    def err(self, before: list[dict[str, Tensor]]) -> None:
+        """At once."""
+        raise RuntimeError("ptxas: out of registers\nand much more")
+
+
+def findings(patch: pytest.MonkeyPatch, kind: type[trial.Training], sort: Sort, *cases: Case) -> list[str]:
+    patch.setattr(trial, "Training", kind)
+    return [str(found) for found in trial.examine(CPU, sort, SMALL, cases or CASES)]
+
+
+@pytest.mark.parametrize("sort", SORTS, ids=str)
+def test_nothing_is_found_where_nothing_is_wrong(sort: Sort, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings(monkeypatch, Mistaken, sort) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Shifted, "float32, default: 6×5 transposed: X is off by 2e-03 of the distance travelled, in 1 of 30 elements"),
+        (OneBit, "float32, default: 9×7: row changed from one run to the next"),
+        (Forgetful, "float32, default: 11: state 'full' is off by"),
+        (Late, "float32, default: a scalar: t is 6, not 3"),
+        (Ugly, "float32, default: 9×7: X is off by inf"),
+        (Broken, "float32, default: RuntimeError: ptxas: out of registers"),
+    ],
+)
+def test_a_mistake_is_found(kind: type[trial.Training], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings(monkeypatch, kind, Sort(), Case("default"))
+    assert found and found[0].startswith(said), found
+
+
+def test_a_bad_gradient_that_moves_a_statistic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings(monkeypatch, Careless, Sort(), CASES[-1])
+    assert found and found[0] == "float32, gradients with NaN and infinity: 9×7: row changed", found
+
+
+@pytest.mark.parametrize("sort", [Sort(BF16, BF16), Sort(FP16, FP16, "update", "stochastic")], ids=str)
+def test_sixteen_bits_may_be_rounded_either_way_but_seldom(sort: Sort, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Border(Mistaken):
+        """Some elements are rounded to the other side in one step."""
+
+        some = 1
+
+        def err(self, before: list[dict[str, Tensor]]) -> None:
+            """In the first tensor."""
+            if int(self.optimizer.state[self.params[0]]["step"]) == 3:
+                flat = self.params[0].data.view(-1)
+                flat[: self.some] = torch.nextafter(flat[: self.some], torch.tensor(float("inf"), dtype=sort.x))
+
+    assert findings(monkeypatch, Border, sort, Case("default")) == []
+    Border.some = 20
+    assert findings(monkeypatch, Border, sort, Case("default"))
+
+
+def test_the_battery_has_every_dtype_shape_and_setting_of_the_backend() -> None:
+    assert {sort.x for sort in SORTS} == {BF16, FP16, FP32, FP64} and any(sort.x != sort.g for sort in SORTS)
+    assert {sort.rounding for sort in SORTS} == {"nearest", "stochastic", "kahan"}
+    assert {sort.momentum_of for sort in SORTS} == {None, "update", "gradient"}
+    assert len({str(sort) for sort in SORTS}) == len(SORTS), "answers are kept by name"
+    assert {len(form.shape) for form in FORMS} == {0, 1, 2, 3, 4}
+    assert {form.storage for form in FORMS} == {"", "transposed", "channels last"}
+    longest = [form.shape[-1] for form in FORMS if len(form.shape) == 2]
+    assert any(4096 < m <= 8192 or 8192 < m <= 16384 for m in longest) and max(longest) > 16384
+    keywords: dict[str, set[Any]] = {}
+    for case in CASES:
+        for name, value in case.keywords.items():
+            keywords.setdefault(name, set()).add(value)
+    assert keywords["factored"] == {"row", "column", False} and keywords["clip"] == {None}
+    assert keywords["relative"] == {False} and keywords["maximize"] == {True} and keywords["weight_decay"]
+
+
+def test_no_random_number_of_torchs_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_rng_state()
+    findings(monkeypatch, Mistaken, Sort(BF16, BF16, None, "stochastic"), CASES[0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- what is kept
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    verdict.answer.cache_clear()
+    return tmp_path / "adafactor"
+
+
+def count(monkeypatch: pytest.MonkeyPatch, *found: trial.Finding) -> list[Sort]:
+    """The sorts that are tried from here on, with these findings."""
+    tried: list[Sort] = []
+
+    def examine(device: torch.device, sort: Sort, tell: Any) -> list[trial.Finding]:
+        tried.append(sort)
+        return list(found)
+
+    monkeypatch.setattr(trial, "examine", examine)
+    return tried
+
+
+def test_a_card_is_tried_once_for_each_sort_and_the_answer_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = count(monkeypatch)
+    for _ in range(2):
+        assert verdict.reason(CPU, Sort()) is None
+        verdict.answer.cache_clear()  # as in another process
+    assert verdict.reason(CPU, Sort(FP64, FP64)) is None
+    assert tried == [Sort(), Sort(FP64, FP64)] and len(list(folder.iterdir())) == 1
+    kept = json.loads(next(folder.iterdir()).read_text())
+    assert kept["answers"] == {"float32": None, "float64": None} and kept["card"]["triton"]
+
+
+def test_what_is_off_is_said_with_the_command_that_shows_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    off = trial.Finding(Sort(), "default", "9×7: X is off")
+    tried = count(monkeypatch, off, off)
+    for _ in range(2):
+        said = verdict.reason(CPU, Sort()) or ""
+        assert "(float32, default: 9×7: X is off, and 1 more)" in said and "`adafactor check`" in said
+        verdict.answer.cache_clear()
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("key", ["name", "capability", "driver", "torch", "triton", "adafactor", "source"])
+def test_another_card_or_version_is_tried_anew(key: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = count(monkeypatch)
+    verdict.reason(CPU, Sort())
+    card = verdict.describe(CPU)
+    assert key in card
+    monkeypatch.setattr(verdict, "describe", lambda device: {**card, key: "another"})
+    verdict.answer.cache_clear()
+    verdict.reason(CPU, Sort())
+    assert len(tried) == 2 and len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"card": 1}', '{"card": {}, "answers": {}}', "\x00"])
+def test_a_damaged_file_is_no_answer(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = count(monkeypatch)
+    verdict.reason(CPU, Sort())
+    next(folder.iterdir()).write_text(text)
+    verdict.answer.cache_clear()
+    verdict.reason(CPU, Sort())
+    assert len(tried) == 2
+
+
+def test_where_nothing_can_be_written_the_answer_lasts_as_long_as_the_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write_text("a file where the folder would be")
+    tried = count(monkeypatch)
+    assert verdict.reason(CPU, Sort()) is None and verdict.reason(CPU, Sort()) is None and len(tried) == 1
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    verdict.answer.cache_clear()
+    assert verdict.reason(CPU, Sort()) is None and len(tried) == 2
+
+
+def test_no_trial_is_held_while_a_graph_is_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = count(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(verdict, "describe", lambda device: {"name": "card"})
+    card = torch.device("cuda", 0)
+    assert "take a step before that" in (verdict.reason(card, Sort()) or "") and not tried
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert verdict.reason(card, Sort()) is None and len(tried) == 1
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert verdict.reason(card, Sort()) is None, "what is known is known"
+
+
+def test_no_memory_is_no_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine(*_: Any, **__: Any) -> list[trial.Finding]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trial, "examine", examine)
+    assert "out of memory" in (verdict.reason(CPU, Sort()) or "")
+    tried = count(monkeypatch)
+    assert verdict.reason(CPU, Sort()) is None and tried
+
+
+def test_several_may_write_at_once_and_nobody_reads_half_a_file(folder: Path) -> None:
+    card, long = {"name": "card"}, "x" * 100_000
+
+    def write(name: str) -> None:
+        for _ in range(40):
+            verdict.write(card, {name: long})
+
+    verdict.write(card, {"a": long})
+    writers = [threading.Thread(target=write, args=[name]) for name in "abc"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert set(verdict.read(card).values()) == {long}
+    assert len(list(folder.iterdir())) == 1, "and nothing is left over"
+
+
+# ---- who listens
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, answer: str | None) -> list[str]:
+    """A backend for tensors on a CPU that has a path for everything, and this answer; returns who was asked about."""
+    from adafactor.kernels import eager
+
+    asked: list[str] = []
+
+    def why_not_here(parameter: Any) -> str | None:
+        asked.append(parameter.name)
+        return answer
+
+    module = SimpleNamespace(why_not=lambda parameter: None, why_not_here=why_not_here, prepare=eager.prepare)
+    monkeypatch.setattr(kernels, "AUTO", {"cpu": "triton"})
+    monkeypatch.setattr(kernels, "_compiled", lambda name: module)
+    return asked
+
+
+def one_step(backend: str) -> None:
+    p = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = Adafactor([("weight", p)], backend=backend)
+    for _ in range(2):
+        p.grad = torch.ones(3, 2)
+        optimizer.step()
+
+
+def test_auto_asks_and_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend(monkeypatch, "off by much; `adafactor check` shows all")
+    with pytest.warns(RuntimeWarning) as warned:
+        one_step("auto")
+    assert [str(w.message) for w in warned] == [
+        "weight (shape (3, 2)) is stepped by plain torch, more slowly: off by much; `adafactor check` shows all. "
+        "(Shown once)"
+    ]
+    assert asked == ["weight"]
+
+
+def test_auto_says_nothing_where_all_is_well_and_a_named_backend_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend(monkeypatch, None)
+    one_step("auto")
+    assert asked == ["weight"]
+    one_step("triton")
+    assert asked == ["weight"]
+
+
+def test_the_interpreter_passes_the_trial_and_auto_relies_on_it(tmp_path: Path) -> None:
+    """The real kernels, with fewer tensors: in a process of its own, and the answer is in the folder afterwards."""
+    code = """
+import torch
+from adafactor import Adafactor, kernels
+from adafactor.kernels.triton import trial
+few = trial.examine.__defaults__
+trial.examine.__defaults__ = ((trial.Form((9, 7)), trial.Form((4,))), trial.CASES[-1:], few[2])
+kernels.AUTO["cpu"] = "triton"
+p = torch.nn.Parameter(torch.ones(4, 3))
+p.grad = torch.ones(4, 3)
+optimizer = Adafactor([p])
+optimizer.step()
+print(type(optimizer._buckets[None].works[0]).__module__)
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    child = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split() == ["adafactor.kernels.triton.work"]
+    assert json.loads(next((tmp_path / "adafactor").iterdir()).read_text())["answers"] == {"float32": None}
