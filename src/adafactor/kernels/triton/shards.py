@@ -292,7 +292,7 @@ class Shards(Work):
             self.raw.copy_(self.numbers.there)
             self.raw[:, f.EPS1.value] = 0
             self.raw[:, f.BETA2.value] = 0
-            tables, scale, first_matrix = (table.tensors, table.matrices), self.scaling[0], 0
+            tables, scale, first_matrix = (table.tensors, table.matrices), self._scale, 0
             for i, chunk in enumerate(table.chunks):
                 for (first, end), long in ((chunk.units, False), (chunk.long_units, True)):
                     read = (
@@ -391,7 +391,7 @@ class Shards(Work):
             self.pairs = torch.zeros(len(self.parameters), 2, dtype=torch.float64, device=self.device)
             vectors = self._step_memory[0]
             arguments = (table.tensors, table.matrices, table.pieces, self.given.there, self.numbers.there, self.notes)
-            arguments += vectors, self.row_means, energies, self.scaling[0]  # type: ignore[assignment]
+            arguments += vectors, self.row_means, energies, self._scale  # type: ignore[assignment]
             launch(energy_walk, table.piece_count, arguments, self._options(self.kind.last_walk()))
             few = {"num_warps": 4, "enable_fp_fusion": False}
             launch(totals, len(self.parameters), (table.tensors, self.given.there, energies, self.pairs), few)
@@ -410,7 +410,7 @@ class Shards(Work):
                     )
             arguments: tuple[Any, ...] = (table.tensors, self.given.there, self.numbers.there, self.rates, self.notes)
             few = {"num_warps": 4, "enable_fp_fusion": False}
-            launch(conclude, len(self.parameters), (*arguments, self.pairs, self.finite, self.scaling[1]), few)
+            launch(conclude, len(self.parameters), (*arguments, self.pairs, self.finite, self._found_inf), few)
 
     def apply_(self) -> None:
         """Last walk."""

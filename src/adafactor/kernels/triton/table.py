@@ -113,7 +113,11 @@ class Table:
         assert g is not None
         p, q = factored_axes(parameter)
         shape, whole = x.shape, parameter.shape
-        strides = {"x": x.stride(), "g": g.stride, "number": [prod(whole[axis + 1 :]) for axis in range(len(whole))]}
+        strides = {
+            "x": list(x.stride()),
+            "g": list(g.stride),
+            "number": [prod(whole[i + 1 :]) for i in range(len(whole))],
+        }
         # the state's own names are the paper's: its rows may be either axis
         along_p, along_q = ("row", "col") if p == parameter.layout.row_axis else ("col", "row")
         for key, gone, name in ((along_p, q, "row"), (along_q, p, "col")):
