@@ -23,10 +23,12 @@ class Copies(TorchDispatchMode):
     """Notes every copy."""
 
     def __init__(self, note: Callable[[Tensor, Tensor], None]):
+        """Tell `note` where to and what from."""
         super().__init__()
         self.note = note
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation comes here."""
         if func is torch.ops.aten.copy_.default:
             self.note(args[0], args[1])
         return func(*args, **(kwargs or {}))
@@ -36,6 +38,7 @@ class Waits(TorchDispatchMode):
     """Fails where the host would read something from the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation comes here."""
         assert func is not torch.ops.aten._local_scalar_dense.default, "the host would wait"
         return func(*args, **(kwargs or {}))
 
@@ -54,7 +57,7 @@ def capture(optimizer: Adafactor) -> list[Callable[[], object]]:
 
 def test_a_replayed_step_sees_new_gradients_and_a_new_learning_rate() -> None:
     begin = starts([(20, 16), (16, 20), (24,)])
-    steps = random_steps(begin, 6)
+    steps = random_steps(begin, 7)
     ends = []
     for captured in (True, False):
         params = [p.clone().requires_grad_() for p in begin]
