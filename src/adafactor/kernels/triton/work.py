@@ -96,8 +96,8 @@ class Kind:
             "ALIGNED": self.aligned,
             "MOMENTUM": self.momentum,
             "ROUNDING": self.rounding,
-            "STAGES": 2,
-            "num_warps": 8,
+            "STAGES": 2 if self.aligned else 1,
+            "num_warps": 8 if self.aligned else 16,
             **_registers(128),
             "enable_fp_fusion": False,
         }
