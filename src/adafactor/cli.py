@@ -12,6 +12,7 @@ from adafactor import __version__
 # name → (module with `add_arguments(parser)` and `run(arguments) -> int`, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("adafactor.bench.command", "Time a step of ours and of every other optimizer on this machine."),
+    "check": ("adafactor.bench.gpu_check", "Is the step right on this GPU? Checks it there, and times it if asked to."),
     "plan": ("adafactor.planning.command", "What training a model takes: memory part by part, and what a step sends."),
     "migrate": ("adafactor.migration.command", "Convert another Adafactor's checkpoint into ours, or back."),
 }
