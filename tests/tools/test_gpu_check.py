@@ -288,9 +288,11 @@ def test_bench_adds_a_block(
     assert "Abacus (cuda:0" in block and "All is right" in block and "figures of 4 rounds" in block
 
 
+@pytest.mark.slow
 def test_the_interpreter_is_called_by_its_name() -> None:
     code = (
-        "from adafactor.bench import gpu_check; from adafactor.kernels.triton import trial; from adafactor.cli import main\n"
+        "from adafactor.bench import gpu_check\nfrom adafactor.kernels.triton import trial\n"
+        "from adafactor.cli import main\n"
         "gpu_check.forms_for = lambda device: [trial.Form((3,))]; trial.CASES = trial.CASES[:1]\n"
         "raise SystemExit(main(['check', '--only', 'float64']))"
     )
