@@ -1,4 +1,4 @@
-"""Train a small GPT in a loop of one's own with Accelerate, gradient accumulation and Adafactor.
+"""Train a small GPT in your own loop with Accelerate, gradient accumulation and Adafactor.
 
     python examples/accelerate_loop.py
     python examples/accelerate_loop.py --mixed-precision bf16 --accumulate 8

@@ -47,7 +47,7 @@ class Classifier(LightningModule):
         return loss
 
     def configure_optimizers(self) -> Adafactor:
-        """Names make `report()` readable; a scheduler, if any, is returned beside the optimizer as always."""
+        """Names make `report()` readable; a scheduler, if any, is returned with the optimizer as usual."""
         return Adafactor(self.named_parameters())
 
     def on_train_epoch_end(self) -> None:

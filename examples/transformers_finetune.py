@@ -27,7 +27,7 @@ from transformers import (
 
 from adafactor import Adafactor
 
-# Fine-tuning: absolute steps of a size of one's own, so that pre-trained weights move by as much as one has chosen.
+# Fine-tuning: absolute steps, so pre-trained weights move by as much as you choose.
 SETTINGS: dict[str, Any] = {"relative": False, "lr_decay": None}
 
 

@@ -18,7 +18,7 @@ from adafactor.bucket import Bucket, Parameter
 from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.scaling import Scaling
-from adafactor.settings import CheckedGroups, Settings
+from adafactor.settings import CheckedGroups, Settings, from_text
 from adafactor.sharding import Ranks, Shard
 from adafactor.signals import held_back
 from adafactor.step import step
@@ -37,6 +37,8 @@ class Adafactor(Optimizer):
 
     A matrix of n × m keeps n + m numbers; a vector keeps its own size. Every idea of the paper can be switched
     off or changed by a keyword, and every keyword but `backend` may differ per parameter group.
+
+    A value that a command line or a YAML file has left as text, such as `"1e-3"` or `"False"`, is read as what it says.
 
     Args:
         params: parameters, `model.named_parameters()`, or a list of groups.
@@ -66,6 +68,11 @@ class Adafactor(Optimizer):
             right in the mean, for no memory; `"kahan"`, where they are kept in a second 16-bit number.
         seed: of stochastic rounding, whose random numbers are a function of seed, parameter, step and element.
         momentum: the former name of `momentum_of`.
+        foreach: accepted and ignored, as are `fused` and `capturable`: some trainers give them to every optimizer of
+            torch, and there is one way to step here.
+        fused: see `foreach`.
+        capturable: see `foreach`.
+        differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
             for tensors on a CPU; `"auto"` takes `"cpu"` where it can, else `"eager"`.
 
@@ -99,12 +106,18 @@ class Adafactor(Optimizer):
         rounding: str = "nearest",
         seed: int = 0,
         momentum: str | None = None,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
         backend: str = "auto",
     ):
+        if differentiable:
+            raise ValueError(f"differentiable={differentiable!r} must be False: a step cannot be differentiated")
         if momentum is not None:
             _warn_of_momentum()
             momentum_of = momentum
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "lr_decay": lr_decay,
             "relative": relative,
@@ -122,7 +135,8 @@ class Adafactor(Optimizer):
             "rounding": rounding,
             "seed": seed,
         }
-        Settings(**defaults)  # type: ignore[arg-type]
+        defaults = from_text(defaults)
+        Settings(**defaults)
         self._start(backend)
         super().__init__(params, defaults)
 
@@ -154,8 +168,10 @@ class Adafactor(Optimizer):
         State exists from here on, not from the first step: torch's distributed loaders pass over an optimizer
         whose state is empty. Frozen parameters get theirs with their first gradient, if they ever have one.
         """
-        if isinstance(param_group, dict) and _rename_momentum(param_group):
-            _warn_of_momentum()
+        if isinstance(param_group, dict):
+            param_group.update(from_text(param_group))
+            if _rename_momentum(param_group):
+                _warn_of_momentum()
         before = len(self.param_groups)
         super().add_param_group(param_group)
         try:
@@ -195,6 +211,30 @@ class Adafactor(Optimizer):
                 loss = closure()
         self._step_all()
         return loss
+
+    def step_param(self, p: Tensor, group: dict[str, Any] | None = None) -> None:
+        """Step one parameter, if it has a gradient, as `step()` would: what kohya's fused backward pass calls.
+
+        `step_in_backward` does the same and more; this is for trainers that register the hooks themselves.
+
+        Args:
+            p: a parameter of this optimizer, not sharded.
+            group: the group that it is in; not needed.
+        """
+        if dtensor.is_sharded(p):
+            raise ValueError("a sharded parameter (DTensor) cannot step alone: its sums are reduced with the others'")
+        self._opt_called = True  # so that torch's schedulers do not miss `step()`
+        if not self._step_one(p):
+            raise ValueError(f"a parameter of shape {tuple(p.shape)} is in no group of this optimizer")
+
+    def step_parameter(self, p: Tensor, group: dict[str, Any] | None = None, i: int | None = None) -> None:
+        """`step_param` as OneTrainer's fused backward pass calls it, with the parameter's place in its group."""
+        self.step_param(p, group)
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _step_one(self, p: Tensor) -> bool:
+        with held_back(), torch.no_grad():
+            return self._step(only=p)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
     def _step_all(self) -> None:
@@ -249,6 +289,8 @@ class Adafactor(Optimizer):
             old.flush()
         before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
         staying = set() if known is None else {parameter.p for parameter in known.parameters}
+        if only is None:
+            self._warn_of_flat_slices()
         parameters: list[Parameter] = []
         place = None
         for group, index, number, p, name in self._entries(only):
@@ -314,7 +356,7 @@ class Adafactor(Optimizer):
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
 
-        On a device other than the CPU this is where the host waits. The clip rate starts anew.
+        On a device other than the CPU this is where the host waits. Each report resets the clip rate.
         """
         for bucket in self._buckets.values():
             bucket.flush()
@@ -349,6 +391,16 @@ class Adafactor(Optimizer):
             self._traces[p] = Trace()
         trace: Trace = self._traces[p]
         return trace
+
+    def _warn_of_flat_slices(self) -> None:
+        """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        if all(p.ndim == 1 for p in params) and any(p not in self._made_for for p in params):
+            if any(shapes.row_axis is not None for shapes, _ in self._made_for.values()):
+                warn(
+                    "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
+                    "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
+                )
 
     def _warn_of_fallback(self, bucket: Bucket) -> None:
         if bucket.fallback is not None and not self._fell_back:

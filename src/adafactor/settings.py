@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -115,6 +116,25 @@ class CheckedGroups:
         if known is None or known[0] != values:
             known = self._known[number] = (values, Settings.of(group))
         return known[1]
+
+
+def from_text(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a group, with numbers, pairs, True, False and None read where they are given as text.
+
+    YAML reads 1e-3 as a word, because it has no point; some command lines hand on every value as text.
+    """
+    return {field.name: _from_text(group[field.name]) for field in fields(Settings) if field.name in group}
+
+
+def _from_text(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(_from_text, value))
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+    except (ValueError, SyntaxError):  # a word
+        return value
 
 
 _values = itemgetter(*(field.name for field in fields(Settings)))

@@ -120,3 +120,28 @@ def test_zero_redundancy_optimizer_steps_as_ours_alone(backend: str) -> None:
     train(plain, alone, range(3, 6))
     train(again, other, range(3, 6))
     assert same(plain, again)
+
+
+def test_flat_slices_in_place_of_matrices_are_noticed_once() -> None:
+    """DeepSpeed's ZeRO makes an optimizer with the model's parameters, and then replaces each group's by one slice."""
+    model = nn.Linear(6, 8)
+    optimizer = Adafactor(model.parameters())
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    optimizer.param_groups[0]["params"] = [flat]
+    flat.grad = torch.ones_like(flat)
+    with pytest.warns(RuntimeWarning, match="DeepSpeed's ZeRO.*Use FSDP2"):
+        optimizer.step()
+    optimizer.step()  # in silence
+
+
+def test_vectors_that_were_frozen_or_are_all_that_is_left_are_no_flat_slices() -> None:
+    """Here in silence, since warnings are errors."""
+    model = nn.Linear(6, 8)
+    model.bias.requires_grad_(False)
+    optimizer = Adafactor([{"params": [p]} for p in model.parameters()])
+    model.bias.requires_grad_(True)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    del optimizer.param_groups[0]
+    optimizer.step()

@@ -88,3 +88,16 @@ def test_a_resumed_run_ends_on_the_same_bits(dtype: torch.dtype, mixed_precision
     assert_same(copy_of(resumed.model), copy_of(whole.model))
     assert_same(resumed.optimizer.state_dict(), whole.optimizer.state_dict())
     assert_float32_statistics(resumed.optimizer.state_dict(), STEPS)
+
+
+def test_a_fused_backward_pass_finds_its_method_behind_the_wrapper() -> None:
+    """As the recipes say: Accelerate's own optimizer has no `step_param`."""
+    runs = [start(0, torch.float32, "no") for _ in range(2)]
+    ordinary, fused = runs
+    assert not hasattr(fused.optimizer, "step_param")
+    for p in fused.model.parameters():
+        p.register_post_accumulate_grad_hook(fused.optimizer.optimizer.step_param)
+    for run in runs:
+        run.accelerator.backward(run.model(torch.ones(6)).square().sum())
+    ordinary.optimizer.optimizer.step()
+    assert_same(copy_of(fused.model), copy_of(ordinary.model))

@@ -1,12 +1,10 @@
-"""Triton's kernels in its interpreter, on a CPU: `tests/kernels/test_triton.py` runs this folder in a process of its own.
+"""Triton's kernels in its interpreter, on a CPU: `tests/kernels/test_triton.py` runs this folder in its own process.
 
 To run a file by hand: TRITON_INTERPRET=1 python -m pytest tests/interpreted/test_bits.py
 """
 
-import inspect
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,37 +22,12 @@ def silent_numpy() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let functions that a kernel calls do without patching the language anew each time: that is most of the time."""
-    import triton.language as tl
+    """Most of the interpreter's time is spent before functions that a kernel calls begin."""
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang
-    patched: list[set[str]] = []  # the languages that the kernel that is running has patched
+    from tests.interpreted.quick import patch_once
 
-    class Scope:
-        def __init__(self, inner: Any):
-            self.inner = inner
-
-        def restore(self) -> None:
-            patched.clear()
-            self.inner.restore()
-
-    def once(function: Any) -> Scope | None:
-        seen = {name for name, lang in (("tl", tl), ("core", tl.core)) if lang in _modules(function)}
-        if patched and seen <= patched[0]:
-            return None
-        scope = patch(function)
-        if patched:
-            patched[0] |= seen
-            return None
-        patched.append(seen)
-        return Scope(scope)
-
-    monkeypatch.setattr(interpreter, "_patch_lang", once)
-
-
-def _modules(function: Any) -> list[object]:
-    return [value for value in function.__globals__.values() if inspect.ismodule(value)]
+    monkeypatch.setattr(interpreter, "_patch_lang", patch_once(interpreter._patch_lang))
 
 
 @pytest.fixture(params=["in order", "backwards", "shuffled"])

@@ -23,7 +23,7 @@ class Guards:
 
     def put(self, t: Tensor) -> Tensor:
         """A copy of a tensor, in the same order of memory, with guard bytes round it."""
-        order = sorted(range(t.dim()), key=lambda axis: -t.stride(axis))
+        order = sorted(range(t.dim()), key=lambda axis: t.stride()[axis], reverse=True)
         flat = t.permute(order).contiguous()
         buffer = torch.full((2 * GUARD + flat.nbytes,), PATTERN, dtype=torch.uint8)
         self.buffers.append(buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient"}], ids=str)
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_the_step_after_somebody_wrote_to_a_parameter_is_right(
-    write: Callable[[Tensor], object], keywords: dict[str, object]
+    write: Callable[[Tensor], object], keywords: dict[str, Any]
 ) -> None:
     ends = []
     for backend in ("triton", "eager"):
@@ -121,7 +122,9 @@ def test_rates_may_change_from_step_to_step() -> None:
     ends = []
     for backend in ("triton", "eager"):
         params = [p.clone().requires_grad_() for p in begin]
-        optimizer = Adafactor(params, backend=backend, lr=torch.tensor(0.1), beta2=0.9, lr_decay=None, weight_decay=0.01)
+        optimizer = Adafactor(
+            params, backend=backend, lr=torch.tensor(0.1), beta2=0.9, lr_decay=None, weight_decay=0.01
+        )
         for i, step in enumerate(random_steps(begin, 4)):
             optimizer.param_groups[0].update(beta2=0.9 + 0.02 * i, weight_decay=0.1 * i)
             optimizer.param_groups[0]["lr"].mul_(0.5)
@@ -156,7 +159,8 @@ def test_scaled_gradients_are_unscaled_and_found_inf_stops_the_step() -> None:
 def test_the_report_is_that_of_plain_torch() -> None:
     begin = starts(SHAPES)
     steps = random_steps(begin, 3)
-    for keywords in ({}, {"relative": False, "lr": 1e-3}):
+    choices: list[dict[str, Any]] = [{}, {"relative": False, "lr": 1e-3}]
+    for keywords in choices:
         _, ours = train(begin, steps, clip=0.5, **keywords)
         _, theirs = train(begin, steps, clip=0.5, backend="eager", **keywords)
         for a, b in zip(ours.report(), theirs.report(), strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
 }
 
 
-def both(begin: list[Tensor], steps: int = 3, g_dtype: torch.dtype | None = None, **keywords: object) -> float:
+def both(begin: list[Tensor], steps: int = 3, g_dtype: torch.dtype | None = None, **keywords: Any) -> float:
     """How far Triton ends from plain torch."""
     grads = random_steps(begin, steps, g_dtype)
     ours, _ = train(begin, grads, **keywords)
@@ -36,7 +38,7 @@ def test_any_shape_is_stepped_as_plain_torch_does(shapes: list[tuple[int, ...]])
 @pytest.mark.parametrize("factored", ["outer", "row", "column", False], ids=str)
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_any_shape_with_any_estimator_and_momentum(
-    shapes: list[tuple[int, ...]], factored: str | bool, keywords: dict[str, object]
+    shapes: list[tuple[int, ...]], factored: str | bool, keywords: dict[str, Any]
 ) -> None:
     assert both(starts(shapes), factored=factored, weight_decay=0.1, **keywords) < 2e-5
 
@@ -103,4 +105,6 @@ def test_any_pair_of_dtypes(x: torch.dtype, g: torch.dtype) -> None:
     for a, b in zip(ours, theirs, strict=True):
         unit = torch.finfo(x).eps * b.abs().double().clamp(min=1e-3)
         apart = (a.double() - b.double()).abs() / unit
-        assert apart.max() <= (1.01 if x.itemsize == 2 else 40) and (apart > 0.01).double().mean() < 0.02 or x.itemsize > 2
+        assert (
+            apart.max() <= (1.01 if x.itemsize == 2 else 40) and (apart > 0.01).double().mean() < 0.02 or x.itemsize > 2
+        )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from adafactor import Adafactor
+from tests.distributed.launch import found
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "interpreted").glob("test_*.py"))
@@ -36,6 +37,14 @@ def test_in_the_interpreter(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_in_the_interpreter_at_length(file: Path) -> None:
     interpret(file, "slow")
+
+
+@pytest.mark.parametrize("fast", ["1", pytest.param("0", marks=pytest.mark.slow)])
+def test_sharded_in_the_interpreter(fast: str) -> None:
+    """On two ranks, beside the same steps on one process."""
+    table = found(["interpreted"], ranks=2, TRITON_INTERPRET="1", FAST=fast)["interpreted"]
+    assert len(table) == (2 if fast == "1" else 6) and all(len(row) == 6 for row in table.values())
+    assert not {f"{name} {case}": e for name, row in table.items() for case, e in row.items() if not e < 1e-5}
 
 
 def test_without_the_interpreter_a_tensor_on_a_cpu_is_refused_by_name() -> None:

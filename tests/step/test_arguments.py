@@ -30,7 +30,7 @@ WRONG = [
     ("beta1", -0.1, ValueError, "at least 0"),
     ("momentum_of", 0.9, ValueError, "'update', 'gradient'"),
     ("beta2", 1.0, ValueError, "below 1"),
-    ("beta2", "0.9", TypeError, "number"),
+    ("beta2", "0,9", TypeError, "number"),
     ("decay_rate", 0.0, ValueError, "above 0"),
     ("decay_rate", -0.8, ValueError, "above 0"),
     ("clip", 0.0, ValueError, "above 0"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
+
+from studies import front
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,3 +47,18 @@ def test_every_code_block_runs(code: str) -> None:
 def test_every_link_between_documents_leads_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_readmes_table_is_that_of_the_committed_benchmark() -> None:
+    gpt2 = next(suite for suite in json.loads(front.RECORD.read_text())["suites"] if suite["name"] == "gpt2")
+    found = {(t["contender"], t["dtype"]): (t["state_bytes"], 1e3 * median(t["seconds"])) for t in gpt2["timings"]}
+    rows = [line.split("|")[1:-1] for line in (ROOT / "README.md").read_text().splitlines() if " MB" in line]
+    cells = [[cell.strip(" *") for cell in row] for row in rows if len(row) == 4]
+    for (_, megabytes, ms, _), key in zip(cells, ("adamw-fused", "torch-loop", "transformers", "cpu"), strict=True):
+        state, expected = found[key, "float32"]
+        assert float(megabytes.removesuffix(" MB")) == pytest.approx(state / 1e6, rel=0.02)
+        assert float(ms.removesuffix(" ms")) == pytest.approx(expected, abs=0.6)

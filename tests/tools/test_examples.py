@@ -78,6 +78,20 @@ def test_the_trainer_fine_tunes_a_model_and_tokenizer_from_a_folder(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_lora_adapters_learn() -> None:
+    need("peft", "transformers")
+    fell = losses("peft_lora.py")
+    assert len(fell) == 6 and fell[-1] < 4.6 < 5.2 < fell[0]
+
+
+@pytest.mark.slow
+def test_the_sft_trainer_learns_inside_backward(tmp_path: Path) -> None:
+    need("trl", "transformers", "accelerate")
+    fell = losses("trl_sft.py", "--output", str(tmp_path))
+    assert len(fell) == 10 and fell[-1] < 1.4 < 2.2 < fell[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 def test_the_lightning_module_learns_from_scratch(precision: str) -> None:
     need("lightning")

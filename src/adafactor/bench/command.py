@@ -35,19 +35,30 @@ class Run:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Describe the command line."""
     add = parser.add_argument
-    add("--suite", nargs="+", metavar="NAME", help=f"all, or some of {', '.join(suites.SUITES)}")
-    add("--model", metavar="MODULE:FUNCTION", help="the shapes of the torch.nn.Module that this function returns")
-    add("--contender", nargs="+", metavar="NAME", help="only these; module:Class is an optimizer of your own")
-    add("--device", default="cpu", help="where the tensors are: cpu (the default), cuda, cuda:1, xpu")
-    add("--dtype", choices=("float32", "bfloat16"), help="of all; else float32, and bfloat16 for ours and fused AdamW")
-    add("--rounds", type=int, default=15, help="how often each contender has its turn (15)")
-    add("--threads", type=int, help="threads for each contender; all cores if not given")
-    add("--cost", nargs="*", metavar="SIZE", help="what a parameter costs from 1M to 1B, or at these sizes")
-    add("--no-memory", action="store_true", help="leave out the extra memory, which takes a process per contender")
-    add("--output", type=Path, default=Path("adafactor-bench"), help="the folder for results.json, plots and page")
-    add("--render", type=Path, metavar="FILE", help="measure nothing: print the tables of this JSON as Markdown")
+    add("--suite", nargs="+", metavar="NAME", help=f"all, or some of {', '.join(suites.SUITES)} (default: all)")
+    add("--model", metavar="MODULE:FUNCTION", help="time the shapes of the torch.nn.Module that this function returns")
+    add("--contender", nargs="+", metavar="NAME", help="only these optimizers; module:Class is your own")
+    add("--device", default="cpu", help="where the tensors are: cuda, cuda:1, xpu (default: cpu)")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of every contender (default: float32, and bfloat16 for ours and fused AdamW)",
+    )
+    add("--rounds", type=int, default=15, help="how often each contender is timed (default: %(default)s)")
+    add("--threads", type=int, help="threads for each contender (default: all cores)")
+    add("--cost", nargs="*", metavar="SIZE", help="also time models of 1M to 1B parameters, or of these sizes")
+    add("--no-memory", action="store_true", help="do not measure extra memory, which takes a process per contender")
+    add(
+        "--output",
+        type=Path,
+        default=Path("adafactor-bench"),
+        help="folder for results.json, plots and a page (default: %(default)s)",
+    )
+    add(
+        "--render", type=Path, metavar="FILE", help="measure nothing; print the tables of this results.json as Markdown"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -67,7 +67,9 @@ def to_tensorboard(writer: Writer, which: Iterable[str] = FIGURES) -> Sink:
         which: the figures wanted, by their names in `Record`.
     """
     if not callable(getattr(writer, "add_scalar", None)):
-        raise TypeError(f"writer={writer!r} must have `add_scalar`, as a SummaryWriter has; it is no folder's name")
+        raise TypeError(
+            f"writer={writer!r} must have `add_scalar`, as a SummaryWriter has; pass a SummaryWriter, not a path"
+        )
 
     def write(values: dict[str, float], step: int) -> None:
         for tag, value in values.items():

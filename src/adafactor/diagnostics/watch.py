@@ -77,7 +77,7 @@ def check_every(every: int) -> int:
 def check_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
     """Refuse what cannot take a report."""
     if not sinks:
-        raise ValueError("no sink was given; who shall have the reports? History(), Live(), to_callback(print) …")
+        raise ValueError("pass at least one sink, such as History(), Live() or to_callback(print)")
     for sink in sinks:
         if not callable(sink):
             raise TypeError(f"the sink {sink!r} must be a function of a report, not {type(sink).__name__}")

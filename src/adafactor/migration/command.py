@@ -20,9 +20,24 @@ from adafactor.migration.form import MigrationWarning
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     parser.add_argument("source", type=Path, metavar="in.pt", help="a checkpoint: .pt, .bin, .ckpt or .safetensors")
-    parser.add_argument("target", type=Path, metavar="out.pt", help="the converted checkpoint; all else in it is kept")
-    parser.add_argument("--from", dest="peer", required=True, choices=[*PEERS, OURS], help="whose state it holds")
-    parser.add_argument("--to", default=OURS, choices=TARGETS, help="whose state to write (default: %(default)s)")
+    parser.add_argument(
+        "target", type=Path, metavar="out.pt", help="the converted checkpoint; everything else in it is kept"
+    )
+    parser.add_argument(
+        "--from",
+        dest="peer",
+        required=True,
+        choices=[*PEERS, OURS],
+        metavar="NAME",
+        help=f"whose state it holds: {', '.join([*PEERS, OURS])}",
+    )
+    parser.add_argument(
+        "--to",
+        default=OURS,
+        choices=TARGETS,
+        metavar="NAME",
+        help=f"whose to write: {', '.join(TARGETS)} (default: %(default)s)",
+    )
     parser.add_argument(
         "--key", help="where in the checkpoint the optimizer is, such as optimizer or optimizer_states.0"
     )

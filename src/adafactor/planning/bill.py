@@ -1,4 +1,4 @@
-"""The bill: what training a model takes in each setting, part by part, from shapes alone."""
+"""The memory plan: what training a model takes in each setting, part by part, from shapes alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adafactor.shapes import Shape
 
 @dataclass(frozen=True)
 class Bytes:
-    """The parts of the bill. Activations are none of them."""
+    """The parts of a plan, in bytes. Activations are not among them."""
 
     weights: int = 0
     master: int = 0  # float32 copies of 16-bit weights, which the optimizer steps
@@ -55,7 +55,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """The bill of a model. `str()` is a table with a chart below it, `plot(path)` draws it.
+    """The memory plan of a model. `str()` is a table with a chart below it, `plot(path)` draws it.
 
     `lines` has one entry per setting; `fitting` are those that the budget covers.
     """

@@ -14,19 +14,28 @@ from adafactor.planning.show import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Describe the command line."""
     add = parser.add_argument
     add("models", nargs="*", help=f"{', '.join(PRESETS)}; module:function; or a transformers config.json")
     add("--budget", metavar="SIZE", help="memory of a device, such as 24GiB or 24GB: which settings fit?")
-    add("--shards", nargs="+", type=int, metavar="N", help="numbers of devices; also prints what a step sends")
-    add("--settings", nargs="+", metavar="KEY", help=f"only these of {', '.join(SETTINGS)}")
-    add("--device", help="where the step runs, such as cpu or cuda; else the accelerator that torch finds, or the CPU")
-    add("--adamw", choices=ADAMW, default="fused", help="which of torch's AdamWs (fused)")
-    add("--plot", type=Path, metavar="FILE", help="draw the bars of the one model into this picture")
+    add(
+        "--shards",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="how many devices share the model; also shows what a step sends between them",
+    )
+    add("--settings", nargs="+", metavar="KEY", help=f"show only these: {', '.join(SETTINGS)}")
+    add(
+        "--device",
+        help="where the step runs, such as cpu or cuda (default: the accelerator that torch finds, or the CPU)",
+    )
+    add("--adamw", choices=ADAMW, default="fused", help="which of torch's AdamWs to count (default: %(default)s)")
+    add("--plot", type=Path, metavar="FILE", help="draw the plan of one model into this picture")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a bill for every model and number of devices, then the traffic; without a model only the traffic."""
+    """Print a plan for every model and number of devices, then the traffic; without a model only the traffic."""
     shards = arguments.shards or [1]
     if not arguments.models and not arguments.shards:
         raise ValueError(f"name a model: {', '.join(PRESETS)}; module:function; or a transformers config.json")

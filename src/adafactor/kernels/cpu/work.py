@@ -34,7 +34,7 @@ class Work:
     look; where parameters are sharded, it stops twice to let other ranks complete the sums.
     """
 
-    scaling = None
+    scaling: tuple[Tensor, Tensor] | None = None  # it wants unscaled gradients
 
     def __init__(
         self, parameters: list[Parameter], dtypes: tuple[torch.dtype, torch.dtype], sharded: bool, raises: bool

@@ -48,7 +48,7 @@ class Work:
     """Parameters that plain torch steps side by side."""
 
     at_once = False
-    scaling = None
+    scaling: tuple[Tensor, Tensor] | None = None  # it wants unscaled gradients
 
     def __init__(self, parameters: list[Parameter], together: bool):
         """Nothing is prepared before it is known which of them have a gradient."""

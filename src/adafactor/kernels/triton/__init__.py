@@ -20,6 +20,7 @@ import torch
 from triton import knobs
 
 from adafactor.bucket import PLAIN, Parameter, why_not_plain
+from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.table import factored_axes, is_aligned, whole_order
 from adafactor.kernels.triton.work import Kind, Work
 from adafactor.kernels.walk_order import WalkOrder, numbering, stored
@@ -37,8 +38,6 @@ def why_not(parameter: Parameter) -> str | None:
         return f"it is on {x.device}"
     if form.meta[2] != x.device:
         return f"its gradient is on {form.meta[2]}"
-    if parameter.shard is not None:
-        return "it is sharded"
     if parameter.overlaps:
         return "its memory is also another parameter's, so the two must be stepped one after the other"
     for t in (x, *parameter.state.values()):
@@ -84,9 +83,11 @@ def why_not_here(parameter: Parameter) -> str | None:
 
 def prepare(parameters: list[Parameter]) -> list[Work]:
     """Make a work of all parameters of the same kind on the same device."""
-    kinds: dict[tuple[Kind, torch.device, bool], list[Parameter]] = {}
+    kinds: dict[tuple[Kind, torch.device, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
-        raises = parameter.settings.on_nonfinite == "raise"
+        sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
         kind = Kind.of(parameter, is_aligned(parameter))
-        kinds.setdefault((kind, parameter.x.device, raises), []).append(parameter)
-    return [Work(members, kind) for (kind, _, _), members in kinds.items()]
+        kinds.setdefault((kind, parameter.x.device, sharded, raises), []).append(parameter)
+    return [
+        Shards(members, kind) if sharded else Work(members, kind) for (kind, _, sharded, _), members in kinds.items()
+    ]

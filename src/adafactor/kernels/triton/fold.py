@@ -69,46 +69,48 @@ def columns(
 
 
 @triton.jit
+def settle(tensor, note, group, slots, t, w2, w1, taken, x2, u2):
+    """Note everything that the last walk needs to know of a tensor, and the rates of the next step."""
+    next_w2, next_w1 = weights_of_group(group, t + 1.0)
+    slot = slots + (t.to(tl.int64) + 1 & 1) * f.HALF
+    tl.store(slot + f.RATE_T, t + 1.0)
+    tl.store(slot + f.RATE_W2, next_w2)
+    tl.store(slot + f.RATE_W1, next_w1)
+    lr = tl.load(group + f.LR)
+    rho = tl.where((tl.load(group + f.DECAYS) != 0) & (lr * lr * t > 1.0), 1.0 / tl.sqrt(t), lr)
+    rms_x = tl.sqrt(x2 * (1.0 / f.X_UNIT / f.X_UNIT) / tl.load(tensor + f.COUNT).to(tl.float64))
+    alpha = tl.where(tl.load(group + f.RELATIVE) != 0, at_least(tl.load(group + f.EPS2), rms_x), 1.0) * rho
+    t_word, zero = t.to(tl.int64).to(tl.uint32), tl.full((), 0, tl.uint32)
+    turn, skipped = tl.load(note + f.TURN), tl.load(note + f.SKIPPED)
+    tl.debug_barrier()  # every thread has read what is written now
+    tl.store(note + f.TAKEN, tl.where(taken, 1.0, 0.0))
+    tl.store(note + f.ALPHA, alpha * tl.load(group + f.SIGN))
+    tl.store(note + f.DECAY, 1.0 - rho * tl.load(group + f.WEIGHT_DECAY))
+    tl.store(note + f.RHO, rho)
+    tl.store(note + f.W1, w1)
+    tl.store(note + f.W2, w2)
+    tl.store(note + f.X2, x2)
+    tl.store(note + f.U2, u2)
+    tl.store(note + f.KEY1, mix(t_word ^ tl.load(tensor + f.ROOT1).to(tl.uint32), zero).to(tl.float64))
+    tl.store(note + f.KEY2, mix(t_word ^ tl.load(tensor + f.ROOT2).to(tl.uint32), zero).to(tl.float64))
+    tl.store(note + f.TURN, tl.where(taken, 1.0 - turn, turn))
+    tl.store(note + f.SKIPPED, skipped + tl.where(taken, 0.0, 1.0))
+
+
+@triton.jit
 def scalars(tensors, given, numbers, rates, notes, squares, sums, found_inf, number):
-    """One tensor: is the step taken, and with which α; and the rates of the next step."""
+    """One tensor: is the step taken, and with which α."""
     tensor, note = tensors + number * f.TENSOR, notes + number * f.NOTES
     if tl.load(given + number * f.GIVEN + f.G_ADDRESS) != 0:
         group = numbers + tl.load(tensor + f.GROUP) * f.NUMBERS
         t, w2, w1 = now(tensor, number, group, rates)
-        next_w2, next_w1 = weights_of_group(group, t + 1.0)
-        slot = rates + number * f.RATES + (t.to(tl.int64) + 1 & 1) * f.HALF
-        tl.store(slot + f.RATE_T, t + 1.0)
-        tl.store(slot + f.RATE_W2, next_w2)
-        tl.store(slot + f.RATE_W1, next_w1)
-        first, units = tl.load(tensor + f.FIRST_UNIT), tl.load(tensor + f.UNITS).to(tl.int32)
-        probe = total(sums + first * f.SUMS + f.PROBE, units, f.SUMS, 512)
-        finite = (probe == 0) | (tl.load(group + f.IGNORE) != 0)
+        own, units = sums + tl.load(tensor + f.FIRST_UNIT) * f.SUMS, tl.load(tensor + f.UNITS).to(tl.int32)
+        finite = (total(own + f.PROBE, units, f.SUMS, 512) == 0) | (tl.load(group + f.IGNORE) != 0)
+        carried = squares + tl.load(tensor + f.FIRST_PIECE) * f.SQUARES + f.AFTER + tl.load(note + f.TURN).to(tl.int64)
+        x2 = total(carried, tl.load(tensor + f.PIECES).to(tl.int32), f.SQUARES, 512)
+        u2 = total(own + f.ENERGY, units, f.SUMS, 512)
         taken = finite & (tl.load(found_inf) == 0)
-        turn = tl.load(note + f.TURN).to(tl.int64)
-        first, pieces = tl.load(tensor + f.FIRST_PIECE), tl.load(tensor + f.PIECES).to(tl.int32)
-        x2 = total(squares + first * f.SQUARES + f.AFTER + turn, pieces, f.SQUARES, 512)
-        lr = tl.load(group + f.LR)
-        rho = tl.where((tl.load(group + f.DECAYS) != 0) & (lr * lr * t > 1.0), 1.0 / tl.sqrt(t), lr)
-        rms_x = tl.sqrt(x2 * (1.0 / f.X_UNIT / f.X_UNIT) / tl.load(tensor + f.COUNT).to(tl.float64))
-        alpha = tl.where(tl.load(group + f.RELATIVE) != 0, at_least(tl.load(group + f.EPS2), rms_x), 1.0) * rho
-        t_word = t.to(tl.int64).to(tl.uint32)
-        zero = tl.full((), 0, tl.uint32)
-        tl.store(note + f.TAKEN, tl.where(taken, 1.0, 0.0))
-        tl.store(note + f.ALPHA, alpha * tl.load(group + f.SIGN))
-        tl.store(note + f.DECAY, 1.0 - rho * tl.load(group + f.WEIGHT_DECAY))
-        tl.store(note + f.RHO, rho)
-        tl.store(note + f.W1, w1)
-        tl.store(note + f.W2, w2)
-        tl.store(note + f.X2, x2)
-        first = tl.load(tensor + f.FIRST_UNIT)
-        tl.store(note + f.U2, total(sums + first * f.SUMS + f.ENERGY, units, f.SUMS, 512))
-        tl.store(note + f.KEY1, mix(t_word ^ tl.load(tensor + f.ROOT1).to(tl.uint32), zero).to(tl.float64))
-        tl.store(note + f.KEY2, mix(t_word ^ tl.load(tensor + f.ROOT2).to(tl.uint32), zero).to(tl.float64))
-        tl.debug_barrier()  # every thread has read the turn
-        tl.store(note + f.TURN, tl.where(taken, 1 - turn, turn).to(tl.float64))
-        skipped = tl.load(note + f.SKIPPED)
-        tl.debug_barrier()
-        tl.store(note + f.SKIPPED, skipped + tl.where(taken, 0.0, 1.0))
+        settle(tensor, note, group, rates + number * f.RATES, t, w2, w1, taken, x2, u2)
 
 
 @triton.jit(do_not_specialize=["first_block", "block_count", "first_tensor"])

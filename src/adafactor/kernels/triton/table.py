@@ -47,6 +47,10 @@ class Table:
         device, stat = parameters[0].x.device, statistics_dtype(parameters[0].x.dtype)
         self.vectors = 0  # elements of new R and C
         self.unit_count = self.block_count = self.piece_count = 0
+        self.new_vectors: dict[
+            Parameter, tuple[tuple[int, int], int]
+        ] = {}  # where its first R and C begin; to the next
+        self.own_matrices: dict[Parameter, tuple[int, int]] = {}  # its first matrix, and how many
         self._tensors: list[list[int]] = []
         self._matrices: list[list[int]] = []
         self._units: list[Tensor] = []
@@ -69,7 +73,11 @@ class Table:
         row = [0] * f.TENSOR.value
         self._tensors.append(row)
         state, s = parameter.state, parameter.settings
-        row[f.X.value], row[f.STEP.value], row[f.GROUP.value] = parameter.x.data_ptr(), state["step"].data_ptr(), parameter.group
+        row[f.X.value], row[f.STEP.value], row[f.GROUP.value] = (
+            parameter.x.data_ptr(),
+            state["step"].data_ptr(),
+            parameter.group,
+        )
         if s.beta1:
             row[f.MOMENTUM.value] = state["momentum"].data_ptr()
         if parameter.rounding == "kahan":
@@ -105,7 +113,11 @@ class Table:
         assert g is not None
         p, q = factored_axes(parameter)
         shape, whole = x.shape, parameter.shape
-        strides = {"x": x.stride(), "g": g.stride, "number": [prod(whole[axis + 1 :]) for axis in range(len(whole))]}
+        strides = {
+            "x": list(x.stride()),
+            "g": list(g.stride),
+            "number": [prod(whole[i + 1 :]) for i in range(len(whole))],
+        }
         # the state's own names are the paper's: its rows may be either axis
         along_p, along_q = ("row", "col") if p == parameter.layout.row_axis else ("col", "row")
         for key, gone, name in ((along_p, q, "row"), (along_q, p, "col")):
@@ -135,6 +147,9 @@ class Table:
         origin = sum(a * b for a, b in zip(strides["number"], parameter.offset or (0,) * len(whole), strict=True))
         offsets = [_offsets(shape, strides[name], batch) for name in ("x", "g", "row", "col", "number")]
         has_col = row[f.COL.value] != 0
+        size_p, size_q = _up(shape[p]), _up(shape[q])
+        self.new_vectors[parameter] = (self.vectors, self.vectors + size_p), size_p + size_q
+        self.own_matrices[parameter] = len(self._matrices), len(offsets[0])
         for x_offset, g_offset, row_offset, col_offset, first in zip(*offsets, strict=True):
             matrix = [0] * f.MATRIX.value
             for column, value in (
@@ -145,10 +160,10 @@ class Table:
                 (f.COL_OFFSET, col_offset),
                 (f.NUMBER, origin + first),
                 (f.NEW_ROW, self.vectors),
-                (f.NEW_COL, self.vectors + _up(shape[p])),
+                (f.NEW_COL, self.vectors + size_p),
             ):
                 matrix[column.value] = value
-            self.vectors += _up(shape[p]) + _up(shape[q])
+            self.vectors += size_p + size_q
             self._add_matrix(matrix, shape[p], how.rows, shape[q] if has_col else 0)
 
     def _add_matrix(self, matrix: list[int], n: int, rows: int, columns: int) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -77,7 +76,14 @@ class Kind:
     def fold(self) -> dict[str, Any]:
         """What `fold` is compiled with."""
         stat = TYPES[statistics_dtype(self.x)]
-        return {"ST": stat, "ALIGNED": self.aligned, "UNITS": 16, "BLOCK": 64, "num_warps": 4, "enable_fp_fusion": False}
+        return {
+            "ST": stat,
+            "ALIGNED": self.aligned,
+            "UNITS": 16,
+            "BLOCK": 64,
+            "num_warps": 4,
+            "enable_fp_fusion": False,
+        }
 
     def last_walk(self) -> dict[str, Any]:
         """What the last walk and `mend` are compiled with."""
@@ -126,13 +132,14 @@ class Work:
 
         count = len(parameters)
         self.notes, self.rates = doubles(count, f.NOTES.value), doubles(count, f.RATES.value)
+        self.notes[:, f.NOTED_RMS_U.value : f.STEPS.value] = torch.nan  # no step has been taken
         self.squares = torch.zeros(self.table.piece_count, f.SQUARES.value, dtype=stat, device=device)
         self.one, self.zero = torch.ones(1, device=device), torch.zeros(1, device=device)
         self.given = Upload((count, f.GIVEN.value), torch.int64, device)
         self.numbers = Upload((max(self.groups) + 1, f.NUMBERS.value), torch.float64, device)
         self.must_measure = [parameter.settings.relative for parameter in self.parameters]
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
-        self.scaling = self.one, self.zero
+        self.scaling: tuple[Tensor, Tensor] | None = self.one, self.zero
         self._present: list[bool] = []
         self._grads: list[Tensor] = []
         self._step_memory: tuple[Tensor, ...] = ()
@@ -169,25 +176,24 @@ class Work:
 
     def moments(self) -> None:
         """First walk, C, and all scalars; nothing of X or the state changes."""
-        kind, table, options = self.kind, self.table, self._options
+        kind, table, empty = self.kind, self.table, self._empty
         with self._on_device():
-            empty = self._empty
             vectors, scratch = empty(table.vectors, self.stat), empty(table.scratch, self.stat)
             sums = empty(table.unit_count * f.SUMS.value, torch.float64)
             energies, means = empty(table.block_count, torch.float64), empty(table.matrix_count, torch.float64)
             self._step_memory = vectors, energies, means
             if self._measures:
                 self._last_walk(MEASURE.value)
-            tables = table.tensors, table.matrices
-            scale, found_inf = self.scaling
+            read = self.given.there, self.numbers.there, self.rates
             for chunk in table.chunks:
                 for (first, end), long in ((chunk.units, False), (chunk.long_units, True)):
-                    arguments = (table.units, self.given.there, self.numbers.there, self.rates, vectors, scratch, sums)
-                    launch(first_walk, end - first, (*tables, *arguments, scale, first), options(kind.first_walk(long)))
+                    leaves = vectors, scratch, sums, self._scale, first
+                    arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.units, *read, *leaves)
+                    launch(first_walk, end - first, arguments, self._options(kind.first_walk(long)))
                 (first, end), (one, other) = chunk.blocks, chunk.tensors
-                arguments = (table.blocks, self.given.there, self.numbers.there, self.rates, self.notes, vectors, scratch)
-                arguments += sums, energies, means, self.squares, scale, found_inf, first, end - first, one
-                launch(fold, end - first + other - one, (*tables, *arguments), options(kind.fold()))
+                arguments = (table.tensors, table.matrices, table.blocks, *read, self.notes, vectors, scratch, sums)
+                arguments += energies, means, self.squares, self._scale, self._found_inf, first, end - first, one
+                launch(fold, end - first + other - one, arguments, self._options(kind.fold()))
 
     def admit(self) -> None:
         """Raise where a bad gradient shall; to know it, the host waits here."""
@@ -211,12 +217,11 @@ class Work:
         self._changed = self._has_new = True
         with self._on_device():
             self._last_walk(STEP.value)
-            table = self.table
-            vectors, energies, means = self._step_memory
-            arguments = (table.tensors, table.matrices, table.pieces, table.shares, self.given.there, self.numbers.there)
-            arguments += self.notes, vectors, energies, means, self.squares, self.scaling[0]  # type: ignore[assignment]
             if any(parameter.settings.relative for parameter in self.parameters):
-                launch(mend, table.share_count, arguments, self._options(self.kind.last_walk()))
+                table = self.table
+                arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, table.shares)
+                arguments += self.given.there, self.numbers.there, self.notes, *self._step_memory, self.squares
+                launch(mend, table.share_count, (*arguments, self._scale), self._options(self.kind.last_walk()))
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
@@ -244,11 +249,18 @@ class Work:
 
     # ---- inside
 
+    @property
+    def _scale(self) -> Tensor:
+        return self.scaling[0] if self.scaling is not None else self.one
+
+    @property
+    def _found_inf(self) -> Tensor:
+        return self.scaling[1] if self.scaling is not None else self.zero
+
     def _last_walk(self, what: int) -> None:
         table = self.table
-        vectors, energies, means = self._step_memory
-        arguments = (table.tensors, table.matrices, table.pieces, self.given.there, self.numbers.there, self.notes)
-        arguments += vectors, energies, means, self.squares, self.scaling[0], what  # type: ignore[assignment]
+        arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, self.given.there, self.numbers.there)
+        arguments += self.notes, *self._step_memory, self.squares, self._scale, what
         launch(last_walk, table.piece_count, arguments, self._options(self.kind.last_walk()))
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""Sharded parameters in Triton's interpreter, against the same steps on one process. Needs TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from triton.runtime import interpreter
+
+from tests.distributed import placements
+from tests.interpreted.quick import patch_once
+
+CASES = [
+    ((7, 12), (Shard(0),)),
+    ((12, 7), (Shard(1),)),
+    ((5, 32), (Replicate(),)),
+    ((9,), (Shard(0),)),
+    ((5, 6, 7), (Shard(1),)),
+    ((3, 8, 4), (Shard(0),)),
+]
+KEYWORDS = ["Algorithm 6", "gradient momentum", "row P", "row B", "row mean", "column mean"]
+
+
+def checks() -> Iterator[tuple[str, Any]]:
+    """The errors of each, by keywords."""
+    interpreter._patch_lang = patch_once(interpreter._patch_lang)
+    placements.STEPS = 2
+    names = list(KEYWORDS[:2]) if os.environ.get("FAST") == "1" else KEYWORDS
+    mesh = placements.meshes()["2"]
+    for name in names:
+        keywords = {**placements.KEYWORDS[name], "backend": "triton"}
+        yield name, placements.check(mesh, torch.float32, keywords, CASES)
