@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("adafactor.planning.command", "Show how much memory it takes to train a model."),
     "migrate": ("adafactor.migration.command", "Convert a checkpoint of another Adafactor into ours, or back."),
     "bench": ("adafactor.bench.command", "Benchmark a step against every other optimizer on this machine."),
+    "check": ("adafactor.bench.gpu_check", "Check the step on this GPU, and time it with --bench."),
 }
 EXAMPLES = {
     "plan": """
@@ -30,6 +31,10 @@ EXAMPLES = {
     "bench": """
         adafactor bench --suite gpt2 --contender adamw-fused cpu
         adafactor bench --model mymodel:build              # the shapes of your own model
+    """,
+    "check": """
+        adafactor check                                    # does the GPU compute the right steps?
+        adafactor check --bench                            # and how fast? Prints a block for an issue
     """,
 }
 

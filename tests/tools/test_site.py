@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_in_the_navigation_and_in_the_site(site: Path) -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1].split("\ntheme:")[0]
-    assert sorted(re.findall(r": (\w+\.md)$", navigation, flags=re.M)) == [page.name for page in PAGES]
+    assert sorted(re.findall(r": ([\w-]+\.md)$", navigation, flags=re.M)) == [page.name for page in PAGES]
     assert all((site / page.with_suffix(".html").name).exists() for page in PAGES)
 
 

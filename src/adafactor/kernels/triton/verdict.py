@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
@@ -53,7 +54,7 @@ def answer(device: torch.device, sort: Sort) -> str | None:
     card = describe(device)
     kept = read(card)
     if str(sort) not in kept:
-        with progress() as tell:
+        with progress("adafactor: trying the kernels on this card, once per card and version", 1.0) as tell:
             kept[str(sort)] = sum_up(trial.examine(device, sort, tell=tell))
         write(card, {str(sort): kept[str(sort)]})
     return kept[str(sort)]
@@ -125,10 +126,12 @@ def _driver() -> str:
 
 
 @contextmanager
-def progress(after: float = 1.0) -> Iterator[Callable[[str], None]]:
-    """Give what takes the name of each trial: shown on stderr, in one line where it is a terminal."""
+def progress(what: str, after: float = math.inf) -> Iterator[Callable[[str], None]]:
+    """Give what takes a text about what comes next: shown on stderr in one line, where that is a terminal.
+
+    Elsewhere `what` alone is said, once, if it takes longer than so many seconds.
+    """
     start, shown, terminal = time.monotonic(), 0, sys.stderr.isatty()
-    what = "adafactor: trying the kernels on this card, once per card and version"
 
     def tell(text: str) -> None:
         nonlocal shown

@@ -1,0 +1,140 @@
+"""`adafactor check`: is the step in Triton right on this card? And, with `--bench`, how fast is it there?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from adafactor.bench.place import Card
+    from adafactor.kernels.triton.trial import Finding, Form, Sort
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    add = parser.add_argument
+    add("--device", help="the card to check, such as cuda:1; else the first that torch finds")
+    add("--only", metavar="TEXT", help="only kernels whose name contains this, such as bfloat16 or kahan")
+    add("--bench", action="store_true", help="also time steps and launches, and print a block for an issue")
+    add("--rounds", type=int, default=15, help="with --bench: how often each contender has its turn (15)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check and show; 0: all is right, 1: something is off, 2 (by an exception): nothing could be checked."""
+    _require_triton()
+    from adafactor.bench import gpu_times
+    from adafactor.kernels.triton import verdict
+
+    device, card = _device(arguments.device)
+    if arguments.bench and card is None:
+        raise ValueError("--bench times a GPU; Triton's interpreter is not one")
+    if arguments.rounds < 1:
+        raise ValueError(f"--rounds {arguments.rounds} must be at least 1")
+    print(about(device))
+    off = check(device, arguments.only)
+    if card is not None and arguments.bench:
+        with verdict.progress("timing") as tick:
+            found = gpu_times.measure(card, arguments.rounds, tick)
+        print(f"\n```\n{about(device)}\n{_sum_up(off)}\n\n{gpu_times.show(found)}\n```")
+    return 1 if off else 0
+
+
+def check(device: torch.device, only: str | None = None) -> list[Finding]:
+    """Try all sorts of kernels, or those of this name, say how each went, and keep the answers for `auto`."""
+    from adafactor.kernels.triton import trial, verdict
+
+    sorts = [sort for sort in _sorts() if only is None or only in str(sort)]
+    if not sorts:
+        raise ValueError(f"--only {only}: there are {'; '.join(map(str, _sorts()))}")
+    forms, cases = forms_for(device), trial.CASES
+    width = max(len(str(sort)) for sort in sorts)
+    print(
+        f"{len(forms)} tensors of every shape and order in memory, {len(cases)} settings, {trial.STEPS} steps each: "
+        f"against plain torch on the same device, twice, {'captured in a graph, ' * (device.type == 'cuda')}"
+        "with scaled gradients"
+    )
+    found: list[Finding] = []
+    for sort in sorts:
+        start = time.perf_counter()
+        with verdict.progress("trying") as tell:
+            off = trial.examine(device, sort, forms, cases, tell)
+        print(f"  {_mark(not off)} {str(sort):<{width}}  {time.perf_counter() - start:6.1f} s", flush=True)
+        for finding in off:
+            print(f"      {finding.case}: {finding.what}", flush=True)
+        if device.type != "cpu":  # the interpreter tries fewer tensors
+            verdict.write(verdict.describe(device), {str(sort): verdict.sum_up(off)})
+        found += off
+    print(_sum_up(found) if device.type != "cpu" or found else "All is right, in the interpreter.")
+    return found
+
+
+def about(device: torch.device) -> str:
+    """Versions and card, in a line."""
+    from adafactor.kernels.triton import verdict
+
+    found = verdict.describe(device)
+    versions = ", ".join(f"{name} {found[name]}" for name in ("adafactor", "torch", "triton"))
+    if device.type == "cpu":
+        return f"{versions}; no GPU: kernels run on the CPU, in Triton's interpreter (TRITON_INTERPRET=1)"
+    return f"{versions}; {found['name']} ({device}, {found['capability']}, driver {found['driver']})"
+
+
+def forms_for(device: torch.device) -> Sequence[Form]:
+    """All tensors on a card; a few small ones in the interpreter, which takes milliseconds for every program."""
+    from adafactor.kernels.triton.trial import FORMS, Form
+
+    return FORMS if device.type != "cpu" else (Form((9, 7)), Form((6, 5), "transposed"), Form((5,)))
+
+
+def _sorts() -> list[Sort]:
+    """Those that can be had: torch has not always let a gradient have another dtype than its parameter."""
+    import torch
+
+    from adafactor.kernels.triton.trial import SORTS
+
+    return [sort for sort in SORTS if sort.x == sort.g or hasattr(torch.Tensor, "grad_dtype")]
+
+
+def _sum_up(found: Sequence[Finding]) -> str:
+    if not found:
+        return 'All is right: backend="auto" takes Triton for what was checked.'
+    sorts = ", ".join(dict.fromkeys(f"[{finding.sort}]" for finding in found))
+    return f'{len(found)} things are off, in {sorts}: backend="auto" steps these with plain torch.'
+
+
+def _require_triton() -> None:
+    try:
+        import triton  # noqa: F401
+    except ImportError as missing:
+        raise ImportError(f"Triton cannot be imported ({missing}); it comes with torch's wheels for GPUs") from missing
+
+
+def _device(name: str | None) -> tuple[torch.device, Card | None]:
+    """The card of this name, or the first that is there; the CPU where Triton interprets."""
+    import torch
+    from triton import knobs
+
+    from adafactor.bench import place
+
+    if knobs.runtime.interpret:
+        if name not in (None, "cpu"):
+            raise ValueError(f"--device {name}: with TRITON_INTERPRET=1 kernels run on the CPU")
+        return torch.device("cpu"), None
+    types = [kind for kind in ("cuda", "xpu") if torch.get_device_module(kind).is_available()]
+    if name is None and not types:
+        raise ValueError(f"there is no GPU here that torch {torch.__version__} can use, so nothing was checked")
+    card = place.find(name or types[0])
+    if not isinstance(card, place.Card):
+        raise ValueError(f"--device {name}: the step in Triton is for GPUs, and for the CPU with TRITON_INTERPRET=1")
+    return card.device, card
+
+
+def _mark(right: bool) -> str:
+    if sys.stdout.isatty() and (sys.stdout.encoding or "").lower().startswith("utf"):
+        return "✓" if right else "✗"
+    return "ok " if right else "OFF"
