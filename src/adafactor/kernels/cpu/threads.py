@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -113,15 +111,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-@contextmanager
-def announced(message: str, after: float = 1.0) -> Iterator[None]:
-    """Say on stderr what is going on if it takes longer than that many seconds."""
-    timer = threading.Timer(after, lambda: print(message, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
