@@ -123,21 +123,23 @@ def turn(wait: Callable[[], None]) -> Iterator[None]:
 
     The system takes the lock from a process that has ended, however it did.
     """
-    with suppress(OSError):
-        folder = next(folder for folder in folders() if _can_be_written(folder))
-        with open(folder / f"{key()}.lock", "a") as file:
-            while not _locked(file):
-                wait()
-                time.sleep(0.05)
-            yield
-            return
-    yield
+    file = _lock_file()
+    try:
+        while file is not None and not _locked(file):
+            wait()
+            time.sleep(0.05)
+        yield
+    finally:
+        if file is not None:
+            file.close()
 
 
-def _can_be_written(folder: Path) -> bool:
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return os.access(folder, os.W_OK)
+def _lock_file() -> TextIO | None:
+    for folder in folders():
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return open(folder / f"{key()}.lock", "a")
+    return None
 
 
 def _locked(file: TextIO) -> bool:
