@@ -13,6 +13,7 @@ from adafactor import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("adafactor.bench.command", "Time a step of ours and of every other optimizer on this machine."),
     "plan": ("adafactor.planning.command", "What training a model takes: memory part by part, and what a step sends."),
+    "warm": ("adafactor.warm", "Compile the step for CPUs now, as while an image is built, so that no training waits."),
     "migrate": ("adafactor.migration.command", "Convert another Adafactor's checkpoint into ours, or back."),
 }
 

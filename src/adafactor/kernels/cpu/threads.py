@@ -1,8 +1,8 @@
 """Threads for compiled functions. No Python runs in them, so no signal handler does, and nothing can raise there.
 
 Torch's own threads, where they can be had: after a backward pass they are awake, and wait for more by spinning on the
-cores that other threads would need. Else plain Python threads: in a forked process, where OpenMP's did not survive, and
-where torch was built without it.
+cores that other threads would need. Else plain Python threads: in a forked process, where OpenMP's did not survive,
+where torch's library is not called that or has no such entry (Windows, macOS), and with ADAFACTOR_THREADS=plain.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def address_of(function: Any) -> int:
 
 def _openmp() -> Callable[..., None] | None:
     """Return OpenMP's function that runs a function in parallel; None if it cannot be used in this process."""
-    return None if _forked else _gomp()
+    return None if _forked or os.environ.get("ADAFACTOR_THREADS") == "plain" else _gomp()
 
 
 @lru_cache(maxsize=1)

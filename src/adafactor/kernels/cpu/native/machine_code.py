@@ -102,6 +102,11 @@ def write(name: str, code: bytes) -> Path | None:
     return None
 
 
+def kept() -> list[Path]:
+    """Return the files that hold machine code for this machine."""
+    return [file for folder in folders() for file in sorted(folder.glob(f"*-{key()}.o"))]
+
+
 @cache
 def _said(start: str) -> list[None]:
     return [None]
