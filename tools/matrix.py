@@ -46,7 +46,7 @@ class Cell:
 
 
 CELLS = (
-    Cell("3.10", "2.6.0", "0.60.0", "1.26.4"),  # the oldest of all
+    Cell("3.10", "2.6.0", "0.57.1", "1.23.5"),  # the oldest of all
     Cell("3.10", "2.6.0"),
     Cell("3.12", "2.8.0"),
     Cell("3.13", "2.10.0"),
@@ -56,10 +56,13 @@ CELLS = (
 
 def interpreter(version: str) -> str | None:
     """Find a Python of this version: on the path, or one of pyenv's."""
-    found = [shutil.which(f"python{version}"), *sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
+    found = [
+        shutil.which(f"python{version}") or "",
+        *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")),
+    ]
     for path in filter(None, found):
         if subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
-            return str(path)
+            return path
     return None
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types  # type: ignore[attr-defined]
+from numba import njit, types
 from numba.core import registry
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
@@ -48,7 +48,6 @@ class Inner(JITCodeLibrary):
         """Link, and leave it at that."""
         self._raise_if_finalized()
         for library in dict.fromkeys(self._linking_libraries):
-            self._reload_init.update(library._reload_init)
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
         self._finalized = True
 

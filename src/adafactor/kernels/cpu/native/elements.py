@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types  # type: ignore[attr-defined]
+from numba import njit, types
 from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import make_array, populate_array
 
@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # No entry points from Python or C, no memory to manage, no patterns to look for: each takes time to compile.
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", **INNER}
+OPTIONS: Any = {"nogil": True, "error_model": "numpy", **INNER}
 
 
 def _compiling(fastmath: set[str]) -> Callable[[Function], Function]:

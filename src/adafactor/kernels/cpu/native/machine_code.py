@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
-from numba import config  # type: ignore[attr-defined]
+import numba
 
 from adafactor import equations
 from adafactor.kernels import walk_order
 from adafactor.warn import warn
 
+config: Any = numba.config
 Compile = Callable[[], bytes]
 SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(walk_order.__file__), Path(equations.__file__)]
 CHECKSUM = sha256().digest_size
@@ -215,7 +216,8 @@ class Progress:
     def __init__(self, what: str, total: int):
         """Say nothing yet."""
         self.what, self.total, self.done, self.waited = what, total, 0, False
-        self.started, self.width, self.folder = time.perf_counter(), 0, None
+        self.started, self.width = time.perf_counter(), 0
+        self.folder: Path | None = None  # in which the last one was kept
 
     def wait(self) -> None:
         """Say once that another process compiles."""
