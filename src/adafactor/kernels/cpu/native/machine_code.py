@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -179,6 +180,7 @@ def _engine() -> Any:
 
 
 _addresses: dict[str, int] = {}
+_one_thread = threading.RLock()
 
 
 def _load(name: str, code: bytes) -> None:
@@ -191,23 +193,27 @@ def _load(name: str, code: bytes) -> None:
 
 def addresses(wanted: Mapping[str, Compile], what: str) -> list[int]:
     """Return where the machine code of these functions is: in memory, or else on disk, or else compiled now."""
-    missing = [name for name in wanted if name not in _addresses]
-    for name in missing:
-        if (code := read(name)) is not None:
-            _load(name, code)
-    missing = [name for name in missing if name not in _addresses]
-    if missing:
-        progress = Progress(what, len(missing))
-        with turn(progress.wait):
-            for name in missing:
-                code = read(name) if progress.waited else None
-                if code is None:
-                    progress.begin(name)
-                    code = wanted[name]()
-                    progress.folder = write(name, code)
+    with _one_thread:
+        for name in wanted:
+            if name not in _addresses and (code := read(name)) is not None:
                 _load(name, code)
-        progress.end()
-    return [_addresses[name] for name in wanted]
+        missing = {name: wanted[name] for name in wanted if name not in _addresses}
+        if missing:
+            _compile(missing, Progress(what, len(missing)))
+        return [_addresses[name] for name in wanted]
+
+
+def _compile(missing: Mapping[str, Compile], progress: Progress) -> None:
+    """Compile, keep and load functions; what another process has compiled meanwhile is only loaded."""
+    with turn(progress.wait):
+        for name, compile in missing.items():
+            code = read(name) if progress.waited else None
+            if code is None:
+                progress.begin(name)
+                code = compile()
+                progress.folder = write(name, code)
+            _load(name, code)
+    progress.end()
 
 
 class Progress:
