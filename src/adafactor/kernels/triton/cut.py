@@ -21,8 +21,11 @@ SHARE = 64  # pieces that a program of `mend` looks after
 
 @lru_cache
 def tile(double: bool, of_gradient: bool) -> int:
-    """Elements that a program of the first walk holds: G and, for the momentum of gradients, its average."""
-    return TILE >> double >> of_gradient
+    """Elements that a program of the first walk holds: G and, for the momentum of gradients, its average.
+
+    A double takes two registers, and arithmetic with it some more.
+    """
+    return TILE >> 2 * double >> of_gradient
 
 
 @dataclass(frozen=True)

@@ -66,11 +66,17 @@ def at_least(bound, value):
 
 
 @triton.jit
-def average(old, new, weight):
-    """β̂·old + (1 − β̂)·new with all digits: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1."""
+def kept(old, weight):
+    """β̂·old with all digits, given 1 − β̂: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1."""
     slow = weight < 0.5
     part = old * tl.where(slow, weight, 1.0 - weight)
-    return tl.where(slow, old - part, part) + new * weight
+    return tl.where(slow, old - part, part)
+
+
+@triton.jit
+def average(old, new, weight):
+    """β̂·old + (1 − β̂)·new."""
+    return kept(old, weight) + new * weight
 
 
 @triton.jit

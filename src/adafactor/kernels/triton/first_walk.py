@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.elements import address, average, blend, divide, inverse_root, now, reciprocal
+from adafactor.kernels.triton.elements import address, average, blend, divide, inverse_root, kept, now, reciprocal
 
 
 @triton.jit
-def energy(square, g, moments, at, mask, new, shrink, unscale, w1, OF_GRADIENT: tl.constexpr):
-    """(G/√R)², where G may still be scaled, or that of their average; `new` is R, in a shape that broadcasts over G."""
+def energy(square, g, moments, at, mask, new, unscale, w1, OF_GRADIENT: tl.constexpr):
+    """(G/√R)², as shrunk and as scaled as `square`, or that of their average; `new` is R, in a shape that broadcasts."""
     if OF_GRADIENT:
         a = blend(tl.load(moments + at, mask=mask, other=0.0), g * unscale, w1) * inverse_root(new)
         return a * a
     else:
-        return square * reciprocal(new * shrink)  # both are shrunk: neither leaves its type
+        return square * reciprocal(new)
 
 
 @triton.jit
@@ -37,13 +37,13 @@ def columns_of(matrix, scratch, first_unit, m, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def unscaled(energies, grad_scale, OF_GRADIENT: tl.constexpr):
-    """What `energy` has left scaled. Once for a column, so that the loop needs one register less."""
+def in_full(energies, shrink, grad_scale, OF_GRADIENT: tl.constexpr):
+    """Sums of `energy` as they should be. Once for a column, so that the loop needs fewer registers."""
     if OF_GRADIENT:
         return energies
     else:
         unscale = divide(1.0, tl.load(grad_scale).to(energies.dtype))
-        return energies * (unscale * unscale)
+        return energies * (unscale * unscale * divide(1.0, shrink))
 
 
 @triton.jit
@@ -88,16 +88,15 @@ def rows_at_once(
         # R of the next rows: off the critical path
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
-        new = average(old, tl.sum(square, 1) * share + eps, w2)  # the only meeting of the warps in an iteration
+        new = kept(old, w2) + (tl.sum(square, 1) * share + eps)  # the only meeting of the warps in an iteration
         tl.store(new_row + rows, new, mask=rows < row_end)
         row_sum += tl.where(inside, new * shrink, 0.0)
         square_sum += tl.sum(square, 0)  # a thread holds all ROWS of its columns: nothing is exchanged
         at_m = far[:, None] * xp + (cols if ALIGNED else cols * xq)[None, :]
-        used = tl.where(row_end > 0, new, 1.0)[:, None]
-        energy_sum += tl.sum(energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT), 0)
+        energy_sum += tl.sum(energy(square, x, moments, at_m, mask, new[:, None], unscale, w1, OF_GRADIENT), 0)
         old = ahead
     partial = columns_of(matrix, scratch, first_unit, m, ALIGNED)
-    energy_sum = unscaled(energy_sum, grad_scale, OF_GRADIENT)
+    energy_sum = in_full(energy_sum, shrink, grad_scale, OF_GRADIENT)
     late = tl.arange(WIDTH, 2 * WIDTH) - WIDTH
     tl.store(partial + late, square_sum, mask=late < col_end)
     tl.store(partial + m + late, energy_sum, mask=late < col_end)
@@ -146,15 +145,14 @@ def short_rows(
         x = tl.load(here[None, :, None] + across[:, None, :], mask=mask, other=0.0).to(ST)
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
-        new = average(old, tl.sum(tl.sum(square, 0), 1) * share + eps, w2)
+        new = kept(old, w2) + (tl.sum(tl.sum(square, 0), 1) * share + eps)
         # not a vector of ROWS: it would be handed round among the warps first
         owner = (rows < row_end)[:, None] & (tl.arange(0, 32) == 0)[None, :]
         tl.store(new_row + (rows[:, None] * one + tl.zeros((1, 32), tl.int32)), new[:, None] + tl.zeros((1, 32), ST), mask=owner)
         row_sum += tl.where(inside, new * shrink, 0.0)
         square_sum += square
         at_m = far[None, :, None] * xp + (cols if ALIGNED else cols * xq)[:, None, :]
-        used = tl.where(row_end > 0, new, 1.0)[None, :, None]
-        energy_sum += energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT)
+        energy_sum += energy(square, x, moments, at_m, mask, new[None, :, None], unscale, w1, OF_GRADIENT)
         old = ahead
         here += step
     squares = tl.sum(square_sum, 1)
@@ -163,7 +161,7 @@ def short_rows(
     COUNT: tl.constexpr = WIDTH // CHUNK
     late = (tl.arange(COUNT, 2 * COUNT) - COUNT)[:, None] * CHUNK + (tl.arange(CHUNK, 2 * CHUNK) - CHUNK)[None, :]
     tl.store(partial + late, squares, mask=late < col_end)
-    energies = unscaled(tl.sum(energy_sum, 1), grad_scale, OF_GRADIENT)
+    energies = in_full(tl.sum(energy_sum, 1), shrink, grad_scale, OF_GRADIENT)
     tl.store(partial + m + late, energies, mask=late < col_end)
     own = tl.where(col_end > 0, 0.0, tl.sum(tl.sum(energies, 1), 0))
     leave(sums, first_unit, tl.sum(row_sum, 0), own, probe)
@@ -199,7 +197,7 @@ def rows_twice(
             x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST)
             square_sum += x * x * shrink
         old = tl.load(state + far * row_stride, mask=rows < row_end, other=1.0)
-        new = average(old, tl.sum(square_sum, 1) * share + eps, w2)
+        new = kept(old, w2) + (tl.sum(square_sum, 1) * share + eps)
         tl.store(new_row + rows, new, mask=rows < end)
         row_sum += tl.where(rows < end, new * shrink, 0.0)
     partial = columns_of(matrix, scratch, first_unit, m, ALIGNED)
@@ -218,10 +216,9 @@ def rows_twice(
             squares += square
             at_m = far[:, None] * xp + (cols if ALIGNED else cols * xq)[None, :]
             new = tl.load(new_row + rows, mask=rows < end, other=1.0)
-            used = tl.where(row_end > 0, new, 1.0)[:, None]
-            energies += energy(square, x, moments, at_m, mask, used, shrink, unscale, w1, OF_GRADIENT)
+            energies += energy(square, x, moments, at_m, mask, new[:, None], unscale, w1, OF_GRADIENT)
         square_sum = tl.sum(squares, 0)
-        energy_sum = unscaled(tl.sum(energies, 0), grad_scale, OF_GRADIENT)
+        energy_sum = in_full(tl.sum(energies, 0), shrink, grad_scale, OF_GRADIENT)
         tl.store(partial + cols, square_sum, mask=cols < col_end)
         tl.store(partial + m + cols, energy_sum, mask=cols < col_end)
         energy_all += energy_sum
@@ -302,7 +299,8 @@ def first_walk(
             state = address(tensor, f.ROW, ST, False) + tl.load(matrix + f.ROW_OFFSET)
             new_row = vectors + tl.load(matrix + f.NEW_ROW)
             shrink = tl.load(tensor + f.SHRINK).to(tl.float64, bitcast=True)
-            share = 1.0 / (tl.load(tensor + f.WHOLE_M).to(tl.float64) * shrink)
+            share = (1.0 / (tl.load(tensor + f.WHOLE_M).to(tl.float64) * shrink)).to(ST)
+            w2 = tl.where(has_row, w2, 0.0)  # without R, 1.0 stands for it and stays
             length = m.to(tl.int32)
             a = (g, moments, state, new_row, matrix, scratch, sums, grad_scale)
             b = (gp, gq, xp, xq, tl.load(tensor + f.ROW_STRIDE).to(tl.int32))
@@ -311,7 +309,7 @@ def first_walk(
             if ALIGNED:
                 col_end = tl.multiple_of(col_end, 16)
             c = (first_unit, length, first, end, row_end, col_end)
-            d = (w1, w2, eps, shrink.to(ST), share.to(ST) * unscale * unscale, unscale)
+            d = (w1, w2, eps * w2, shrink.to(ST), share * unscale * unscale * w2, unscale)
             if LONG:
                 if ALIGNED and length <= TILE // 2:
                     rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 2, TILE // 2, STAGES)

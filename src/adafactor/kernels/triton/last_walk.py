@@ -114,7 +114,7 @@ def lines(
     c = inverse_root(c)
     before, after = tl.zeros((ROWS, BLOCK), ST), tl.zeros((ROWS, BLOCK), ST)
     end = tl.minimum(first + PIECE, n)
-    for i in tl.range(first, end, ROWS, num_stages=STAGES):
+    for i in tl.range(first, end, ROWS, num_stages=STAGES, disable_licm=ROUNDING == 1):
         rows = i + tl.arange(0, ROWS)
         far = rows.to(tl.int64)
         mask = (rows < end)[:, None] & inside[None, :]
@@ -268,7 +268,7 @@ def piece_of(
             ROUNDING,
             MENDS,
             32,
-            4,
+            2,
         )
     else:
         length = width.to(tl.int32)
@@ -296,13 +296,14 @@ def piece_of(
             col_end = tl.multiple_of(col_end, 16)
         extent = (n, length, first, first_col, row_end, col_end, live_end, origin)
         s = (scale, decay, w1, key1, key2, unscale, mean_row)
+        HALF: tl.constexpr = 2 if ST == tl.float64 else 1
         if length <= 128:
             before, after = lines(
-                places, strides, extent, s, GT, DT, ST, ALIGNED, MOMENTUM, ROUNDING, MENDS, 128, 16, 128, STAGES
+                places, strides, extent, s, GT, DT, ST, ALIGNED, MOMENTUM, ROUNDING, MENDS, 128, 16 // HALF, 128, STAGES
             )
         else:
             before, after = lines(
-                places, strides, extent, s, GT, DT, ST, ALIGNED, MOMENTUM, ROUNDING, MENDS, 32, 4, 512, STAGES
+                places, strides, extent, s, GT, DT, ST, ALIGNED, MOMENTUM, ROUNDING, MENDS, 32, 4 // HALF, 512, STAGES
             )
     if not MENDS:
         tl.store(squares + piece * f.SQUARES + f.BEFORE, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,8 +57,17 @@ class Kind:
         """Elements that a program of the first walk has in registers; twice as many for long rows."""
         return tile(self.x == torch.float64, self.momentum == 2)
 
+    @property
+    def ragged(self) -> Kind:
+        """The same where 16 bytes cannot be read at once."""
+        return replace(self, aligned=False)
+
     def first_walk(self, long: bool) -> dict[str, Any]:
-        """What the first walk is compiled with."""
+        """What the first walk is compiled with.
+
+        A multiprocessor shall hold two programs of 8 warps or one of 16. Single elements are not loaded ahead: that takes
+        an address for each.
+        """
         held = self.held << long
         return {
             "GT": TYPES[self.g],
@@ -67,9 +76,9 @@ class Kind:
             "OF_GRADIENT": self.momentum == 2,
             "TILE": held,
             "LONG": long,
-            "STAGES": 2 if self.g in (torch.float32, torch.float64) else 3,
+            "STAGES": (2 if self.g.itemsize >= 4 else 3) if self.aligned else 1,
             "num_warps": 8 if self.aligned and not long else 16,
-            **(_registers(128) if self.aligned else {}),
+            **_registers(128),
             "enable_fp_fusion": False,
         }
 
@@ -94,8 +103,8 @@ class Kind:
             "ALIGNED": self.aligned,
             "MOMENTUM": self.momentum,
             "ROUNDING": self.rounding,
-            "STAGES": 2,
-            "num_warps": 8,
+            "STAGES": 2 if self.aligned else 1,
+            "num_warps": 8 if self.aligned else 16,
             **_registers(128),
             "enable_fp_fusion": False,
         }

@@ -1,0 +1,152 @@
+"""The Triton kernels compiled ahead of time, on a machine without a GPU: every variant that can be launched."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from adafactor.kernels.triton.first_walk import first_walk
+from adafactor.kernels.triton.fold import fold
+from adafactor.kernels.triton.last_walk import last_walk, mend
+from adafactor.kernels.triton.work import Kind
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED = {"sm_80": 164, "sm_89": 100, "sm_90": 228, "sm_100": 228, "gfx942": 64}  # KB a multiprocessor has
+REGISTERS = 65536  # a multiprocessor has
+NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the others are the kernel's own
+TABLES = {"tensors": "*i64", "matrices": "*i64", "given": "*i64"}
+LISTS = ("units", "pieces", "shares", "blocks")
+FIGURES = ("vectors", "scratch", "squares")  # of the statistics' type
+COUNTS = ("first_unit", "what", "first_block", "block_count", "first_tensor")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel and what it is compiled for."""
+
+    name: str
+    kernel: Any
+    kind: Kind
+    long: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it is launched with."""
+        if self.kernel is first_walk:
+            return self.kind.first_walk(self.long)
+        return self.kind.fold() if self.kernel is fold else self.kind.last_walk()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a compiled kernel occupies."""
+
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread
+    shared: int  # bytes of a program
+    threads: int  # of a program
+    programs: int  # that a multiprocessor holds
+
+
+def kinds() -> list[Kind]:
+    """Every kind of parameter."""
+    f64, f32, b16, f16 = NAMES
+    pairs = [(f64, g) for g in NAMES] + [(x, g) for x in (f32, b16, f16) for g in (f32, b16, f16)]
+    return [
+        Kind(x, g, momentum, rounding, aligned)
+        for (x, g), momentum, aligned in product(pairs, range(3), (True, False))
+        for rounding in (range(3) if x.itemsize == 2 else (0,))
+    ]
+
+
+def variants(of: list[Kind]) -> list[Variant]:
+    """Every variant for these kinds, each once."""
+    found: dict[tuple[Any, str], Variant] = {}
+    for kind in of:
+        shape = f"{'aligned' if kind.aligned else 'ragged'}"
+        walk = f"{NAMES[kind.x]}-{NAMES[kind.g]}-momentum{kind.momentum}-rounding{kind.rounding}-{shape}"
+        wide = "fp64" if kind.x == torch.float64 else "fp32"
+        first = f"{wide}-{NAMES[kind.g]}-{'average' if kind.momentum == 2 else 'plain'}-{shape}"
+        for variant in (
+            Variant(f"first_walk-{first}", first_walk, kind),
+            Variant(f"first_walk-long-{first}", first_walk, kind, True),
+            Variant(f"fold-{wide}-{shape}", fold, kind),
+            Variant(f"last_walk-{walk}", last_walk, kind),
+            Variant(f"mend-{walk}", mend, kind),
+        ):
+            found.setdefault((variant.kernel, repr(variant.options)), variant)
+    return list(found.values())
+
+
+@lru_cache(maxsize=None)
+def compiled(variant: Variant, target: str) -> Any:
+    """Compile it; Triton keeps the result in its cache."""
+    constants = variant.options
+    options = {key: constants.pop(key) for key in OPTIONS if key in constants}
+    if TARGETS[target].backend == "hip":
+        options.pop("maxnreg", None)
+    names = list(variant.kernel.arg_names)
+    types = {name: _type(name, constants["ST"]) for name in names if name not in constants}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"}
+    source = ASTSource(
+        fn=variant.kernel, signature={name: types.get(name, "constexpr") for name in names}, constexprs=constants, attrs=aligned
+    )
+    return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def _type(argument: str, stat: Any) -> str:
+    if argument in COUNTS:
+        return "i32"
+    if argument in LISTS:
+        return "*i32"
+    if argument in FIGURES:
+        return "*fp64" if stat == tl.float64 else "*fp32"
+    if argument in ("grad_scale", "found_inf"):
+        return "*fp32"
+    return TABLES.get(argument, "*fp64")
+
+
+@lru_cache(maxsize=None)
+def usage(variant: Variant, target: str) -> Usage:
+    """What the compilers say that it occupies."""
+    kernel = compiled(variant, target)
+    shared, threads = kernel.metadata.shared, kernel.metadata.num_warps * TARGETS[target].warp_size
+    if target.startswith("gfx"):
+        registers, spilled = (int(_found(rf"\.{what}:\s+(\d+)", kernel.asm["amdgcn"])) for what in ("vgpr_count", "vgpr_spill_count"))
+        file = 4 * 512 * 64  # 512 vector registers of 64 lanes for each of four units
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file_of:
+            Path(file_of.name).write_bytes(kernel.asm["cubin"])
+            command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file_of.name]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        registers, spilled = int(_found(r"REG:(\d+)", said)), int(_found(r"STACK:(\d+)", said))
+        file = REGISTERS
+    each = -(-registers // 8) * 8 * threads
+    room = SHARED[target] * 1024 // (shared + (0 if target.startswith("gfx") else 1024)) if shared else 99
+    return Usage(registers, spilled, shared, threads, min(file // each, room, 2048 // threads))
+
+
+def _found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    assert match, f"{pattern} is not there"
+    return match[1]
