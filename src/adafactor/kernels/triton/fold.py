@@ -13,26 +13,10 @@ from adafactor.kernels.triton.elements import address, at_least, mix, now, total
 
 
 @triton.jit
-def columns(
-    tensors,
-    matrices,
-    blocks,
-    given,
-    numbers,
-    rates,
-    vectors,
-    scratch,
-    sums,
-    energies,
-    means,
-    grad_scale,
-    block,
-    ST: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    UNITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def columns(tables, sums_of, block, ST: tl.constexpr, ALIGNED: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr):
     """Add up the units' sums of a block of columns, in double: C, and ΣU² of these columns."""
+    tensors, matrices, blocks, given, numbers, rates = tables
+    vectors, scratch, sums, energies, means, grad_scale = sums_of
     place = tl.load(blocks + 2 * block).to(tl.int64)
     matrix = matrices + place * f.MATRIX
     number = tl.load(matrix + f.OF)
@@ -141,19 +125,10 @@ def fold(
     """One program for a block of columns, then one for a tensor."""
     program = tl.program_id(0).to(tl.int64)
     if program < block_count:
+        tables = (tensors, matrices, blocks, given, numbers, rates)
         columns(
-            tensors,
-            matrices,
-            blocks,
-            given,
-            numbers,
-            rates,
-            vectors,
-            scratch,
-            sums,
-            energies,
-            means,
-            grad_scale,
+            tables,
+            (vectors, scratch, sums, energies, means, grad_scale),
             program + first_block,
             ST,
             ALIGNED,
