@@ -35,9 +35,9 @@ REGISTERS = 65536  # a multiprocessor has
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the others are the kernel's own
 TABLES = {"tensors": "*i64", "matrices": "*i64", "given": "*i64"}
-LISTS = ("units", "pieces", "shares", "blocks")
+LISTS = ("units", "pieces", "shares", "blocks", "is_known", "finite")
 FIGURES = ("vectors", "scratch", "squares")  # of the statistics' type
-COUNTS = ("first_unit", "what", "first_block", "block_count", "first_tensor")
+COUNTS = ("first_unit", "what", "first_block", "block_count", "first_tensor", "first_matrix", "matrix_count")
 
 
 @dataclass(frozen=True)
@@ -98,20 +98,29 @@ def variants(of: list[Kind]) -> list[Variant]:
     return list(found.values())
 
 
-@lru_cache(maxsize=None)
+_kept: dict[tuple[Any, str, str], Any] = {}
+
+
 def compiled(variant: Variant, target: str) -> Any:
-    """Compile it; Triton keeps the result in its cache."""
-    constants = variant.options
-    options = {key: constants.pop(key) for key in OPTIONS if key in constants}
-    if TARGETS[target].backend == "hip":
-        options.pop("maxnreg", None)
-    names = list(variant.kernel.arg_names)
-    types = {name: _type(name, constants["ST"]) for name in names if name not in constants}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"}
-    source = ASTSource(
-        fn=variant.kernel, signature={name: types.get(name, "constexpr") for name in names}, constexprs=constants, attrs=aligned
-    )
-    return triton.compile(source, target=TARGETS[target], options=options)
+    """Compile a variant."""
+    return compiled_with(variant.kernel, variant.options, target)
+
+
+def compiled_with(kernel: Any, options: dict[str, Any], target: str) -> Any:
+    """Compile a kernel as it is launched with these options; Triton keeps the result in its cache."""
+    key = kernel, repr(options), target
+    if key not in _kept:
+        constants = dict(options)
+        compiler = {name: constants.pop(name) for name in OPTIONS if name in constants}
+        if TARGETS[target].backend == "hip":
+            compiler.pop("maxnreg", None)
+        names = list(kernel.arg_names)
+        types = {name: _type(name, constants.get("ST", tl.float32)) for name in names if name not in constants}
+        aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"}
+        signature = {name: types.get(name, "constexpr") for name in names}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+        _kept[key] = triton.compile(source, target=TARGETS[target], options=compiler)
+    return _kept[key]
 
 
 def _type(argument: str, stat: Any) -> str:
