@@ -194,16 +194,16 @@ class Graphs:
                     ours.optimizer.state[p][name].copy_(value)
 
         stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
-        cuda = SimpleNamespace(
-            Stream=lambda device: stream,
-            CUDAGraph=Graph,
-            device=lambda device: nullcontext(),
-            current_stream=lambda: stream,
-            stream=lambda stream: nullcontext(),
-            graph=capture,
-        )
+        for name, value in {
+            "Stream": lambda device: stream,
+            "CUDAGraph": Graph,
+            "device": lambda device: nullcontext(),
+            "current_stream": lambda: stream,
+            "stream": lambda stream: nullcontext(),
+            "graph": capture,
+        }.items():
+            patch.setattr(torch.cuda, name, value)
         patch.setattr(trial, "Training", Noted)
-        patch.setattr(torch, "cuda", cuda)
 
 
 @pytest.mark.parametrize(("forgets", "right"), [("", True), ("lr", False)])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from adafactor.bench import contenders, gpu_check, gpu_times, machine, memory, place, present
+from adafactor.bench import contenders, gpu_check, gpu_times, machine, memory, place, present, results
 from adafactor.bench.contenders import CONTENDERS, parameters
 from adafactor.bench.launches import Launches
 from adafactor.bench.measure import Entry, measure
@@ -308,3 +308,39 @@ def test_the_interpreter_is_called_by_its_name() -> None:
 def test_parameters_are_made_where_they_are_asked_for() -> None:
     assert parameters([(2, 3)], "float32", device=CPU)[0].device == CPU
     assert torch.equal(parameters([(2, 3)], "float32")[0], parameters([(2, 3)], "float32", device=CPU)[0])
+
+
+def test_the_benchmark_takes_its_clock_and_memory_from_the_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Elsewhere(place.Card):
+        """A card that lends its name to tensors on the CPU."""
+
+        def seconds(self, function: Any, repeats: int = 1) -> float:
+            function()
+            return 0.25
+
+        def peak(self, function: Any) -> int:
+            function()
+            return 77
+
+    there = Elsewhere(CPU, Queue())
+    monkeypatch.setattr(place, "find", lambda name: there)
+    monkeypatch.setattr(contenders, "parameters", parameters_on_cpu)
+    monkeypatch.setattr("adafactor.bench.measure.parameters", parameters_on_cpu)
+    monkeypatch.setattr("adafactor.bench.machine.Copy.__init__", lambda self, where: setattr(self, "place", where))
+    monkeypatch.setattr("adafactor.bench.machine.Copy.bandwidth", lambda self: 1e9)
+    right = results.Checked("sgd", "float32", 0.0, True)
+    monkeypatch.setattr("adafactor.bench.check.check", lambda contender, dtype, device: right)
+    there.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
+    words = ["--suite", "tiny", "--contender", "sgd", "--rounds", "2", "--device", "cuda", "--dtype", "float32"]
+    assert main(["bench", *words, "--output", str(tmp_path)]) == 0
+    timing = results.load(tmp_path / "results.json").suites[0].timings[0]
+    assert timing.seconds == [0.25, 0.25] and timing.extra_bytes == 77
+    assert "Abacus 4090" in capsys.readouterr().out
+    assert results.load(tmp_path / "results.json").command.endswith("--device cuda")
+
+
+def parameters_on_cpu(shapes: Any, dtype: str, seed: int = 0, device: Any = None) -> Any:
+    """Whatever device is asked for."""
+    return parameters(shapes, dtype, seed)
