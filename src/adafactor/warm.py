@@ -16,15 +16,18 @@ CONVOLUTION = (4, 4, 3, 3)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
-    parser.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"], help="of the parameters (%(default)s)"
-    )
-    parser.add_argument(
-        "--momentum", nargs="+", choices=MOMENTA, default=["none"], help="beta1=0, or what beta1 averages (%(default)s)"
-    )
-    parser.add_argument("--rounding", nargs="+", choices=ROUNDINGS, default=["nearest"], help="(%(default)s)")
+    _add_list(parser, "--dtype", DTYPES, ["float32", "bfloat16"], "the parameters' dtypes")
+    _add_list(parser, "--momentum", MOMENTA, ["none"], "what beta1 averages; none: beta1=0")
+    _add_list(parser, "--rounding", ROUNDINGS, ["nearest"], "of 16-bit parameters")
     parser.add_argument("--convolutions", action="store_true", help="also for tensors with more than two axes")
     parser.add_argument("--all", action="store_true", help="everything that there is: some minutes")
+
+
+def _add_list(
+    parser: argparse.ArgumentParser, name: str, allowed: tuple[str, ...], default: list[str], text: str
+) -> None:
+    known = f"{text}: any of {', '.join(allowed)} (default: {' '.join(default)})"
+    parser.add_argument(name, nargs="+", choices=allowed, default=default, metavar=name[2:].upper(), help=known)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,8 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         started = time.perf_counter()
         _step(dtype, momentum, rounding, shapes)
         print(f"{dtype}, momentum {momentum}, rounding {rounding}: {time.perf_counter() - started:.1f} s", flush=True)
-    from adafactor.kernels.cpu.native import machine_code
+    from adafactor.kernels.cpu.native import control, machine_code
 
+    _ = control().hand_out  # for sharded parameters
     files = machine_code.kept()
     if not files:
         print("Nothing could be kept: no folder for the cache can be written to.")

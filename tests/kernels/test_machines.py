@@ -83,6 +83,23 @@ def test_code_for_one_processor_is_not_taken_for_that_of_another(monkeypatch: py
     assert len(set(keys)) == 3
 
 
+STRANGE = """
+from numba.core.codegen import CPUCodeLibrary
+del CPUCodeLibrary.serialize_using_object_code
+import torch
+from adafactor import Adafactor
+p = torch.ones(4, 5, requires_grad=True); p.grad = torch.ones_like(p)
+Adafactor([p]).step()
+print("stepped", p.mean().item() < 1)
+"""
+
+
+def test_with_a_numba_that_has_changed_inside_plain_torch_steps_and_says_why() -> None:
+    done = run("-W", "always", "-c", STRANGE)
+    assert done.stdout == "stepped True\n", done.stderr
+    assert done.stderr.count("RuntimeWarning") == 1 and "serialize_using_object_code" in done.stderr
+
+
 class Terminal(io.StringIO):
     """What is written to a terminal."""
 

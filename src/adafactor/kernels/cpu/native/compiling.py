@@ -16,13 +16,24 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core import registry
-from numba.core.codegen import JITCodeLibrary
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 
 from adafactor.kernels.cpu.native.elements import OPTIONS
+
+# Not all of this is in Numba's manual. A Numba that has changed it is one that we cannot use: plain torch steps then.
+NEEDED = {
+    JITCPUCodegen: ["_library_class", "create_library"],
+    JITCodeLibrary: ["_get_module_for_linking", "_raise_if_finalized", "_ensure_finalized", "add_linking_library",
+                     "add_ir_module", "enable_object_caching", "serialize_using_object_code"],
+}  # fmt: skip
+for _owner, _names in NEEDED.items():
+    if _missing := [name for name in _names if not hasattr(_owner, name)]:
+        raise RuntimeError(f"Numba {numba.__version__} is not known yet: {_owner.__name__} has no {_missing[0]}")
 
 # What the machine code may call: the system's, and what LLVM makes of loops that set or copy memory.
 OUTSIDE = {"sched_yield", "memset", "memcpy", "memmove"}
