@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -57,6 +57,7 @@ class Trace:
     clipped: Tensor | int = 0  # steps since the last report
     taken: Tensor | int = 0
     skipped: Tensor | int = 0  # steps ever
+    captured: list[object] = field(default_factory=list)  # what graphs read with every replay, so it must last
 
     def add(
         self,

@@ -40,7 +40,7 @@ class Table:
         Args:
             parameters: in any order; `self.parameters` has those with long rows last.
             held: elements that a program of the first walk has in registers.
-            most: bytes that column sums may take.
+            most: bytes that a step may take besides the state.
         """
         self.cuts = {parameter: cut_of(parameter, held) for parameter in parameters}
         self.parameters = sorted(parameters, key=lambda parameter: self.cuts[parameter].is_long)
@@ -59,7 +59,8 @@ class Table:
         for number, parameter in enumerate(self.parameters):
             self._describe(number, parameter, self.cuts[parameter])
         pieces = self._pieces()
-        self.chunks, self.scratch = self._cut_into_chunks(most // stat.itemsize)
+        rest = self.vectors * stat.itemsize + 8 * (3 * self.unit_count + self.block_count + len(self._matrices))
+        self.chunks, self.scratch = self._cut_into_chunks((most - rest) // stat.itemsize)
         self.tensors = torch.tensor(self._tensors, dtype=torch.int64).to(device)
         self.matrices = torch.tensor(self._matrices, dtype=torch.int64).to(device)
         self.units = torch.cat(self._units).to(torch.int32).to(device)

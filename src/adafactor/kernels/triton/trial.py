@@ -293,12 +293,9 @@ def _scaled(data: Data) -> Iterator[str]:
 
 def _replayed(data: Data) -> Iterator[str]:
     """One step in a CUDA graph, replayed with other rates and gradients, against the same steps without a graph."""
-    from adafactor.kernels.triton.work import CAPTURED
-
     rates = [torch.full((), 1e-2, dtype=FP32, device=data.device) for _ in range(2)]
     ours, plain = (Training(data, "triton", lr=lr, lr_decay=None) for lr in rates)
     aside, graph = torch.cuda.Stream(data.device), torch.cuda.CUDAGraph()
-    before = list(CAPTURED)
     with torch.cuda.device(data.device):
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -315,7 +312,6 @@ def _replayed(data: Data) -> Iterator[str]:
             graph.replay()
             plain.step(grads)
         torch.cuda.current_stream().synchronize()
-    CAPTURED[:] = before  # this graph is never replayed again
     yield from (f"{text} when replayed" for text in _changed(data.forms, plain.held(), ours.held()))
 
 

@@ -26,7 +26,6 @@ TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: t
 MOMENTA = {"update": 1, "gradient": 2}
 ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 LEAST_SCRATCH = 64 * 2**20  # bytes
-CAPTURED: list[Work] = []  # graphs read their tables with every replay, so they are kept for good
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,9 @@ class Work:
             self._forget(written)
         wanted = [a and b for a, b in zip(self.must_measure, self._present, strict=True)]
         self._measures = any(wanted)
-        if is_capturing(self.device) and self not in CAPTURED:
-            CAPTURED.append(self)
+        captured = self.parameters[0].trace.captured  # lasts as long as the optimizer
+        if is_capturing(self.device) and self not in captured:
+            captured.append(self)
         with self._on_device():
             self.given.set([[address, int(b)] for address, b in zip(addresses, wanted, strict=True)])
             self._set_numbers(settings)
@@ -340,6 +340,9 @@ class Upload:
         self._there = torch.zeros(shape, dtype=dtype, device=device)
         self._here: list[list[Any]] = [[None] * shape[1] for _ in range(shape[0])]
         self._captured: list[Tensor] = []
+        self._spare: Tensor | None = (
+            self._pinned()
+        )  # for a graph: while one is captured, no pinned memory should be taken
         self.there = self._there  # what the kernels of this step read
         self.uploads = 0
 
@@ -349,15 +352,19 @@ class Upload:
         capturing = is_capturing(self._there.device)
         if rows == before and not capturing:
             return None
-        new = torch.tensor(rows, dtype=self._there.dtype, pin_memory=self._there.is_cuda)
+        new, self._spare = self._pinned() if self._spare is None else self._spare, None
         if capturing:
             self.there = torch.empty_like(self._there)
             self._captured += [new, self.there]
         else:
-            self._here = rows
-        self.there.copy_(new, non_blocking=True)
+            self._here, self._spare = rows, self._pinned()
+        self.there.copy_(new.copy_(torch.tensor(rows, dtype=new.dtype)), non_blocking=True)
         self.uploads += 1
         return before if rows != before else None
+
+    def _pinned(self) -> Tensor:
+        there = self._there
+        return torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
 
 
 def is_capturing(device: torch.device) -> bool:
