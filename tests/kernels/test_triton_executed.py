@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from triton import knobs  # noqa: E402
 
-from tests.kernels import triton_emulated  # noqa: E402
+from tests.kernels import triton_emulated, triton_traffic  # noqa: E402
 
 if knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
@@ -77,7 +77,9 @@ def material(case: Case) -> tuple[list[Tensor], list[list[Tensor]]]:
     return tensors, steps
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=[] if c.quick else [pytest.mark.slow]) for c in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name, marks=[] if c.quick else [pytest.mark.slow]) for c in CASES]
+)
 def test_two_steps_are_clean_and_have_the_same_bits_in_any_order_of_programs(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,3 +106,14 @@ def agree(a: Tensor, b: Tensor, case: Case) -> None:
     else:
         torch.testing.assert_close(a, b, rtol=2.0**-7, atol=1e-6)
         assert (a != b).sum() <= (0.1 if case.behind else 0.002) * a.numel() + 1
+
+
+@pytest.mark.parametrize("card", triton_traffic.CARDS)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 17.5), (torch.bfloat16, 9.0)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(4096, 4096), (4096, 11008), (11008, 4096), (50257, 768)], ids=str)
+@pytest.mark.slow
+def test_a_step_moves_little_more_than_it_must(
+    shape: tuple[int, int], dtype: torch.dtype, most: float, card: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed = triton_traffic.weigh(shape, dtype, card, 16, monkeypatch)
+    assert weighed.usual <= weighed.cold + 0.01 <= most + 0.01  # the least is 16 and 8; fused AdamW moves 28 and 14

@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -135,13 +135,14 @@ def _type(argument: str, stat: Any) -> str:
     return TABLES.get(argument, "*fp64")
 
 
-@lru_cache(maxsize=None)
+@cache
 def usage(variant: Variant, target: str) -> Usage:
     """What the compilers say that it occupies."""
     kernel = compiled(variant, target)
     shared, threads = kernel.metadata.shared, kernel.metadata.num_warps * TARGETS[target].warp_size
     if target.startswith("gfx"):
-        registers, spilled = (int(_found(rf"\.{what}:\s+(\d+)", kernel.asm["amdgcn"])) for what in ("vgpr_count", "vgpr_spill_count"))
+        code = kernel.asm["amdgcn"]
+        registers, spilled = (int(_found(rf"\.{what}:\s+(\d+)", code)) for what in ("vgpr_count", "vgpr_spill_count"))
         file = 4 * 512 * 64  # 512 vector registers of 64 lanes for each of four units
     else:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file_of:
