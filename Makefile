@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo reproduce quick test test-all lint docs bench clean
+.PHONY: demo reproduce quick test test-all lint docs bench matrix release clean
 
 demo: .venv/ready
 	$(BIN)/python -m lab demo
@@ -37,6 +37,14 @@ docs: .venv/ready
 bench: .venv/bench
 	$(BIN)/adafactor bench --suite all --cost --output runs/bench
 
+# The core's tests with every version that docs/machines.md names, one venv for each: hours. It continues where it was.
+matrix:
+	$(PYTHON) -m tools.matrix --prune
+
+# Sdist and wheel into dist/, checked and tried in a venv of their own. Nothing is uploaded.
+release: .venv/release
+	$(BIN)/python -m tools.release
+
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing torch and the tools into .venv (once, about a minute) ..."
@@ -54,5 +62,9 @@ bench: .venv/bench
 	$(INSTALL) --no-deps timm
 	touch $@
 
+.venv/release: .venv/ready
+	$(INSTALL) -e ".[release]"
+	touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache site
+	rm -rf .venv .matrix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache site

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from adafactor.planning import plan
 
 __all__ = ["Adafactor", "MigrationWarning", "Record", "like", "migrate", "plan", "schedules", "step_in_backward"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "migrate": ("adafactor.migration.command", "Convert a checkpoint of another Adafactor into ours, or back."),
     "bench": ("adafactor.bench.command", "Benchmark a step against every other optimizer on this machine."),
     "check": ("adafactor.bench.gpu_check", "Check the step on this GPU, and time it with --bench."),
+    "warm": ("adafactor.warm", "Compile the step for CPUs now, so that no training waits for it."),
 }
 EXAMPLES = {
     "plan": """
@@ -35,6 +36,9 @@ EXAMPLES = {
     "check": """
         adafactor check                                    # does the GPU compute the right steps?
         adafactor check --bench                            # and how fast? Prints a block for an issue
+    """,
+    "warm": """
+        adafactor warm                                     # while a container image is built
     """,
 }
 

@@ -74,7 +74,8 @@ class Adafactor(Optimizer):
         capturable: see `foreach`.
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
-            for tensors on a CPU; `"auto"` takes `"cpu"` where it can, else `"eager"`.
+            for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
+            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)

@@ -54,15 +54,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
 @pytest.mark.parametrize("kept", [0, 100], ids=["empty", "cut off"])
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
-def test_files_that_a_power_failure_has_cut_off_do_not_stop_a_step(
-    backend: str, ending: str, kept: int, cache: Path
-) -> None:
-    files = list(cache.rglob(f"*.{ending}"))
-    if not files:
-        pytest.skip("compiled code is not kept in Numba's own files")
+def test_files_that_a_power_failure_has_cut_off_do_not_stop_a_step(backend: str, kept: int, cache: Path) -> None:
+    files = list(cache.rglob("*.o"))
+    assert files
     whole = {file: file.read_bytes() for file in cache.rglob("*") if file.is_file()}
     for file in files:
         file.write_bytes(whole[file][:kept])

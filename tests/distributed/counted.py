@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +19,7 @@ from adafactor.layout import layout
 from adafactor.traffic import traffic
 from studies.temporaries import Largest
 from tests.distributed.models import Net, fsdp, tensor_parallel
+from tests.distributed.split import split
 
 
 class Collectives(TorchDispatchMode):
@@ -81,7 +82,7 @@ def memory() -> dict[str, int]:
     """The largest tensor that a step makes for a large matrix, and what its sums take."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
-    p = distribute_tensor(torch.ones(2000, 1500), mesh, [Shard(0)], src_data_rank=None)
+    p = split(torch.ones(2000, 1500), mesh, [Shard(0)])
     p.requires_grad_()
     p.grad = torch.ones_like(p).detach()
     optimizer = Adafactor([p])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adafactor import Adafactor
 from tests.distributed.placements import errors, everywhere, fingerprint, stepped, whole
+from tests.distributed.split import split
 
 STEPS, BATCH, LENGTH, WORDS, WIDTH = 6, 8, 4, 10, 12
 Build = Callable[[nn.Module], nn.Module]
@@ -174,7 +175,7 @@ def replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """All parameters as copies on the mesh, fed with copies of the input."""
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
-            copies = distribute_tensor(p.detach(), mesh, [Replicate()], src_data_rank=None)
+            copies = split(p.detach(), mesh, [Replicate()])
             module.register_parameter(name, nn.Parameter(copies))
     inner = model.forward
     model.forward = lambda ids: inner(DTensor.from_local(ids, mesh, [Replicate()])).to_local()

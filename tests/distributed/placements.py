@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from adafactor import Adafactor
 from tests.compare import gradients, start
+from tests.distributed.split import split
 
 SHAPES = [(7, 12), (5, 3), (12, 7), (1, 6), (5, 1), (1,), (2,), (9,), (), (4, 3, 2, 2), (5, 6, 7), (3, 8, 4)]
 STEPS = 8
@@ -124,7 +125,7 @@ def check(mesh: DeviceMesh, dtype: torch.dtype, keywords: dict[str, Any], cases:
     _, reference = stepped([x.clone().requires_grad_() for x in starts], steps, keywords)
 
     def shard(t: Tensor, places: tuple[Placement, ...]) -> Tensor:
-        return distribute_tensor(t, mesh, places, src_data_rank=None)
+        return split(t, mesh, places)
 
     places = [placement for _, placement in cases]
     params = [shard(x.clone(), p).requires_grad_() for x, p in zip(starts, places, strict=True)]

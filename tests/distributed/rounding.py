@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import distribute_tensor
 
 from adafactor import Adafactor
 from tests.distributed.placements import SHAPES, meshes, placed, whole, word
+from tests.distributed.split import split
 
 
 def run(params: list[Tensor], rounding: str, backend: str) -> list[Tensor]:
@@ -33,10 +33,7 @@ def checks() -> Iterator[tuple[str, Any]]:
         cases = [(shape, places) for shape in SHAPES for places in placed(mesh, shape)]
         plain = run([torch.ones(s, dtype=torch.bfloat16, requires_grad=True) for s, _ in cases], rounding, backend)
         ones = [torch.ones(shape, dtype=torch.bfloat16) for shape, _ in cases]
-        shards = [
-            distribute_tensor(t, mesh, places, src_data_rank=None).requires_grad_()
-            for t, (_, places) in zip(ones, cases, strict=True)
-        ]
+        shards = [split(t, mesh, places).requires_grad_() for t, (_, places) in zip(ones, cases, strict=True)]
         ends = run(shards, rounding, backend)
         yield (
             f"{name} {rounding} {backend}",

@@ -100,7 +100,8 @@ def test_a_rate_that_is_a_tensor_is_driven_like_a_number(name: str) -> None:
     with_number = list(rates(plain, MAKERS[name](plain), range(STEPS)))
     torch.testing.assert_close(torch.tensor(with_tensor), torch.tensor(with_number))
     for a, b in zip(ours.param_groups, plain.param_groups, strict=True):
-        assert isinstance(a["lr"], torch.Tensor)
+        replaced = name == "ReduceLROnPlateau" and torch.__version__ < "2.7"  # by a number, in torch 2.6
+        assert isinstance(a["lr"], torch.Tensor) != replaced
         torch.testing.assert_close(a["params"][0], b["params"][0])
 
 

@@ -343,13 +343,10 @@ print("stepped", p.mean().item() < 1)
 """
 
 NO_NUMBA = "import sys; sys.modules['numba'] = None\n"
-NO_FOLDER = "import numba.core.caching as c; c.CacheImpl._locator_classes = []\n"
 
 
-@pytest.mark.parametrize(
-    ("before", "advice"), [(NO_NUMBA, "pip install adafactor[cpu]"), (NO_FOLDER, "NUMBA_CACHE_DIR")]
-)
-def test_where_it_cannot_be_compiled_auto_says_so_once_and_a_named_backend_raises(before: str, advice: str) -> None:
+def test_without_numba_auto_says_so_once_and_a_named_backend_raises() -> None:
+    before, advice = NO_NUMBA, "pip install adafactor[cpu]"
     done = run(before + STEP.format(backend="auto"))
     assert done.stdout == "stepped True\n"
     assert done.stderr.count("RuntimeWarning") == 1 and advice in done.stderr
@@ -361,7 +358,7 @@ def test_where_it_cannot_be_compiled_auto_says_so_once_and_a_named_backend_raise
 @pytest.mark.slow
 def test_the_first_compile_says_what_it_does_and_the_second_process_finds_it_on_disk(tmp_path: Path) -> None:
     first = run(STEP.format(backend="cpu"), NUMBA_CACHE_DIR=str(tmp_path))
-    assert "the loops for torch.float32" in first.stderr
+    assert "compiling the step for torch.float32" in first.stderr and str(tmp_path) in first.stderr
     second = run(STEP.format(backend="cpu"), NUMBA_CACHE_DIR=str(tmp_path))
     assert first.stdout == second.stdout == "stepped True\n"
-    assert len(list(tmp_path.rglob("*.nbc"))) == len(list(tmp_path.rglob("*.nbi")))
+    assert second.stderr == ""

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +162,61 @@ def test_sixteen_bits_may_be_rounded_either_way_but_seldom(sort: Sort, monkeypat
     assert findings(monkeypatch, Border, sort, Case("default"))
 
 
+class Graphs:
+    """Stands in for torch.cuda: what is stepped while it captures does not happen, and happens with every replay."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, forgets: str = ""):
+        """Take the place of what the trial uses; what the graph `forgets` stays as it was when captured."""
+        self.trainings: list[Any] = []
+        graphs, self.replays = self, 0
+
+        class Noted(Mistaken):
+            def __init__(self, data: trial.Data, backend: str, **keywords: Any):
+                super().__init__(data, backend, **keywords)
+                graphs.trainings.append(self)
+
+        class Graph:
+            def replay(self) -> None:
+                graphs.replays += 1
+                ours = graphs.trainings[0]
+                if forgets == "lr":
+                    ours.optimizer.param_groups[0]["lr"] = torch.full((), 1e-2)
+                ours.optimizer.step()
+
+        @contextmanager
+        def capture(graph: Graph, capture_error_mode: str) -> Iterator[None]:
+            ours = graphs.trainings[0]
+            before = ours.held()
+            yield
+            for p, was in zip(ours.params, before, strict=True):
+                p.copy_(was.pop("X"))
+                for name, value in was.items():
+                    ours.optimizer.state[p][name].copy_(value)
+
+        stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+        cuda = SimpleNamespace(
+            Stream=lambda device: stream,
+            CUDAGraph=Graph,
+            device=lambda device: nullcontext(),
+            current_stream=lambda: stream,
+            stream=lambda stream: nullcontext(),
+            graph=capture,
+        )
+        patch.setattr(trial, "Training", Noted)
+        patch.setattr(torch, "cuda", cuda)
+
+
+@pytest.mark.parametrize(("forgets", "right"), [("", True), ("lr", False)])
+def test_a_replay_is_compared_with_steps_that_are_not_captured(
+    forgets: str, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = Graphs(monkeypatch, forgets)
+    with torch.no_grad():
+        found = list(trial._replayed(trial.Data.make(CPU, Sort(), SMALL)))
+    assert graphs.replays == trial.STEPS
+    assert (found == []) is right and (right or "X changed when replayed" in found[0]), found
+
+
 def test_the_battery_has_every_dtype_shape_and_setting_of_the_backend() -> None:
     assert {sort.x for sort in SORTS} == {BF16, FP16, FP32, FP64} and any(sort.x != sort.g for sort in SORTS)
     assert {sort.rounding for sort in SORTS} == {"nearest", "stochastic", "kahan"}
@@ -226,6 +283,22 @@ def test_what_is_off_is_said_with_the_command_that_shows_all(folder: Path, monke
         assert "(float32, default: 9×7: X is off, and 1 more)" in said and "`adafactor check`" in said
         verdict.answer.cache_clear()
     assert len(tried) == 1
+
+
+def test_a_card_that_cannot_capture_graphs_is_used_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: trial.Data) -> list[str]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(trial, "HAS_GRAPHS", ("cpu",))
+    monkeypatch.setattr(trial, "_replayed", fail)
+    monkeypatch.setattr(trial, "Training", Mistaken)
+    found = trial.examine(CPU, Sort(), SMALL, CASES[:1])
+    assert [str(finding) for finding in found] == [
+        "float32, captured in a graph: RuntimeError: operation not permitted when stream is capturing"
+    ]
+    assert verdict.sum_up(found) is None, "whoever captures is told by an exception"
+    monkeypatch.setattr(trial, "_replayed", lambda data: ["9×7: X changed when replayed"])
+    assert verdict.sum_up(trial.examine(CPU, Sort(), SMALL, CASES[:1])), "but not of wrong numbers"
 
 
 @pytest.mark.parametrize("key", ["name", "capability", "driver", "torch", "triton", "adafactor", "source"])

@@ -192,6 +192,7 @@ SCHEDULERS: dict[str, Callable[[Optimizer], lrs.LRScheduler]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # torch 2.6: SequentialLR warns of itself
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_every_scheduler_sets_the_step_size(make: Callable[[Optimizer], lrs.LRScheduler]) -> None:
     net = model()

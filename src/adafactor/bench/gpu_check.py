@@ -103,6 +103,8 @@ def _sorts() -> list[Sort]:
 def _sum_up(found: Sequence[Finding]) -> str:
     if not found:
         return 'All is right: backend="auto" takes Triton for what was checked.'
+    if all(finding.is_told for finding in found):
+        return 'Graphs cannot be captured here; backend="auto" takes Triton for all else that was checked.'
     sorts = ", ".join(dict.fromkeys(f"[{finding.sort}]" for finding in found))
     return f'{len(found)} things are off, in {sorts}: backend="auto" steps these with plain torch.'
 

@@ -44,6 +44,7 @@ PROCESS = os.getpid()  # in which the package was imported: in a child, forked l
 COMPILED = ("cpu", "triton")  # folders of this package, each a backend
 AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
 BACKENDS = ("auto", "eager", *COMPILED)
+PACKAGES = {"cpu": ("Numba", "`pip install adafactor[cpu]`"), "triton": ("Triton", "torch's build for GPUs")}
 
 
 class Work(Protocol):
@@ -145,7 +146,7 @@ def _find(name: str, required: bool) -> Backend | None:
         module: Backend = found
         return module
     if required:
-        raise ImportError(f'backend="{name}" cannot be used: {_explain(found)}') from found
+        raise ImportError(f'backend="{name}" cannot be used: {_explain(name, found)}') from found
     _warn_once(name)
     return None
 
@@ -162,13 +163,14 @@ def _compiled(name: str) -> Any:
 @lru_cache
 def _warn_once(name: str) -> None:
     warn(
-        f"stepping with plain torch, several times slower than compiled code: {_explain(_compiled(name))}. "
+        f"stepping with plain torch, several times slower than compiled code: {_explain(name, _compiled(name))}. "
         'Pass backend="eager" to silence this.'
     )
 
 
-def _explain(problem: Exception) -> str:
+def _explain(name: str, problem: Exception) -> str:
     if isinstance(problem, ImportError):
-        return f"Numba cannot be imported ({problem}); `pip install adafactor[cpu]` brings it"
+        package, source = PACKAGES[name]
+        return f"{package} cannot be imported ({problem}); {source} brings it"
     advice = "; NUMBA_CACHE_DIR can name a folder for compiled code" if "cache" in str(problem) else ""
     return f"{problem}{advice}"

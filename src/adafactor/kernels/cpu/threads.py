@@ -1,18 +1,16 @@
 """Threads for compiled functions. No Python runs in them, so no signal handler does, and nothing can raise there.
 
 Torch's own threads, where they can be had: after a backward pass they are awake, and wait for more by spinning on the
-cores that other threads would need. Else plain Python threads: in a forked process, where OpenMP's did not survive, and
-where torch was built without it.
+cores that other threads would need. Else plain Python threads: in a forked process, where OpenMP's did not survive,
+where torch's library is not called that or has no such entry (Windows, macOS), and with ADAFACTOR_THREADS=plain.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -60,7 +58,7 @@ def address_of(function: Any) -> int:
 
 def _openmp() -> Callable[..., None] | None:
     """Return OpenMP's function that runs a function in parallel; None if it cannot be used in this process."""
-    return None if _forked else _gomp()
+    return None if _forked or os.environ.get("ADAFACTOR_THREADS") == "plain" else _gomp()
 
 
 @lru_cache(maxsize=1)
@@ -113,15 +111,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-@contextmanager
-def announced(message: str, after: float = 1.0) -> Iterator[None]:
-    """Say on stderr what is going on if it takes longer than that many seconds."""
-    timer = threading.Timer(after, lambda: print(message, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -61,7 +61,8 @@ def answer(device: torch.device, sort: Sort) -> str | None:
 
 
 def sum_up(found: Sequence[Finding]) -> str | None:
-    """The first finding, and how many more there are."""
+    """The first finding, and how many more there are; None if there is none that would go unnoticed."""
+    found = [finding for finding in found if not finding.is_told]
     if not found:
         return None
     return str(found[0]) + (f", and {len(found) - 1} more" if found[1:] else "")

@@ -111,8 +111,9 @@ class Kind:
 
 
 def _registers(most: int) -> dict[str, int]:
-    """A bound on the registers of a thread; AMD's compiler has no such option."""
-    return {"maxnreg": most} if torch.version.hip is None else {}
+    """A bound on the registers of a thread; only NVIDIA's compiler has such an option."""
+    others = (getattr(torch.version, name, None) for name in ("hip", "xpu"))
+    return {} if any(others) else {"maxnreg": most}
 
 
 def launch(kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:

@@ -21,15 +21,17 @@ not depend on the number of threads, and their sums are added in one order, so n
 | `job` | the record of a tensor, its units, its scratch |
 | `elements`, `lines` | numbers; the innermost loops |
 | `moments`, `energy`, `factors`, `apply`, `carry` | what is done in each phase |
-| `parts` | these compiled for the types of a tensor, and kept on disk |
+| `parts` | these compiled for the types of a tensor |
+| `compiling`, `machine_code` | from Python to machine code; kept on disk, loaded from there |
 | `schedule` | threads: who does what when |
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from array import array
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ import torch
 
 from adafactor.kernels import walk_order
 from adafactor.kernels.cpu import threads
-from adafactor.kernels.cpu.native import parts, schedule
+from adafactor.kernels.cpu.native import compiling, machine_code, parts, schedule
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.job import (
     APPLY,
@@ -78,20 +80,25 @@ KINDS: dict[tuple[torch.dtype, torch.dtype], Kind] = {
     if walk_order.stored(x, g)
 }
 
-parts.check_cache()
-
 
 class Control:
     """The compiled functions that lead threads from phase to phase; they depend on no types."""
 
     def __init__(self) -> None:
-        """Compile them, or load them from disk."""
-        self.survey, self.assign = self._compile(schedule.survey), self._compile(schedule.assign)
-        self.hand_out, self.count = self._compile(schedule.hand_out), self._compile(schedule.count)
-        self.team = threads.Team(self._compile(schedule.enter), self._compile(schedule.close))
+        """Load or compile them."""
+        functions = [schedule.survey, schedule.assign, schedule.count, schedule.enter, schedule.close]
+        self.survey, self.assign, self.count, enter, close = self._load(functions)
+        self.team = threads.Team(enter, close)
 
-    def _compile(self, function: Any) -> Any:
-        return parts.compile_function(function, "void(int64)")
+    @cached_property
+    def hand_out(self) -> Any:
+        """Needed only where a step is taken walk by walk."""
+        return self._load([schedule.hand_out])[0]
+
+    def _load(self, functions: list[Any]) -> list[Any]:
+        wanted = {f.__name__: partial(compiling.machine_code, f, f.__name__, arguments=1) for f in functions}
+        found = machine_code.addresses(wanted, "what all steps share")
+        return [ctypes.CFUNCTYPE(None, ctypes.c_int64)(address) for address in found]
 
 
 @lru_cache(maxsize=1)
@@ -102,10 +109,9 @@ def control() -> Control:
 
 @cache
 def ready(kind: Kind) -> parts.Parts:
-    """Make the code for a kind ready, as far as every tensor needs it; `walk` adds what certain tensors need."""
-    with parts.announced(kind):
-        control()
-        return parts.parts_of(kind)
+    """Make the code ready that all kinds share; `walk` adds what certain tensors need."""
+    control()
+    return parts.parts_of(kind)
 
 
 def walk(jobs: Any, kind: Kind, first: int, last: int, scratch: Any = None, where: int | None = None) -> None:
@@ -121,8 +127,7 @@ def walk(jobs: Any, kind: Kind, first: int, last: int, scratch: Any = None, wher
     functions.survey(at)
     large, _, missing, total, large_bytes, _, thread_bytes = plan[SURVEYED]
     if missing:
-        with parts.announced(kind):
-            code.compile(missing)
+        code.compile(missing)
     count = max(1, min(torch.get_num_threads(), total // walk_order.UNIT))
     counters = LINE * -(-(schedule.FIRST_PHASE + large * END * schedule.PHASE_SIZE) // LINE)
     memory = torch.empty((LINE + counters + large_bytes + count * thread_bytes) // 8, dtype=torch.float64, device="cpu")

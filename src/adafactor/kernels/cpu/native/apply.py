@@ -16,7 +16,6 @@ from adafactor.kernels.cpu.native.job import (
     RESULTS,
     WIDTH,
     numerator,
-    results_of,
     span,
     tile_length,
 )
@@ -80,7 +79,7 @@ def apply_to_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> 
             found, left = _step_one(job, b, p, s, row[(b * job.P + p) * job.S + s], rates, phase, kind)
             before += found
             after += left
-    results = results_of(job)[RESULTS * unit :]
+    results = array_at(job.units + 8 * RESULTS * unit, RESULTS, np.float64)
     results[0], results[1], results[2], results[3] = before, after, heaviest, line
 
 

@@ -19,13 +19,15 @@ import numpy as np
 
 from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, size_of, summing, widen
 from adafactor.kernels.cpu.native.job import (
+    FIRST,
     FULL,
     OF_UPDATE,
     RESULTS,
+    SECOND,
     WIDTH,
+    count_of_results,
     elements_of,
     numerator,
-    results_of,
     span,
     total_of,
 )
@@ -69,7 +71,7 @@ def rely(job: Any) -> None:
 @as_written
 def measured(job: Any) -> None:
     """Take the sum that the phase MEASURE found; it also says whether the carried one could have been relied on."""
-    job.x2 = total_of(job, 0)
+    job.x2 = total_of(job, FIRST)
     if job.carries_x2 and np.isfinite(job.x2_after):
         job.x2_confirmed = job.x2 == job.x2_after
 
@@ -80,11 +82,11 @@ def carry_on(job: Any) -> None:
     job.repairs = 0
     if not carries(job):
         return
-    results, job.heaviest_x2 = results_of(job), -1.0
+    results, job.heaviest_x2 = array_at(job.units, count_of_results(job), np.float64), -1.0
     for i in range(0, len(results), RESULTS):
         if results[i + 2] > job.heaviest_x2:
             job.heaviest_x2, job.heaviest_line = results[i + 2], int(results[i + 3])
-    job.x2_after, x2_before = total_of(job, 1), total_of(job, 0)
+    job.x2_after, x2_before = total_of(job, SECOND), total_of(job, FIRST)
     if not job.reads_x2 and job.measures_x and x2_before != job.x2:
         job.repairs, job.x2, job.scale_used = 1, x2_before, job.scale
         job.x2_after, job.x2_confirmed = np.nan, 0
@@ -100,7 +102,7 @@ def measure_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> N
             x = array_at(job.x + size_of(kind.x) * (b * job.xb + p * job.xp + s * job.xs), line, kind.x)
             for q in range(0, line, WIDTH):
                 total += sum_of_squares(x[q : q + WIDTH], kind.stat)
-    results_of(job)[RESULTS * unit] = total
+    array_at(job.units + 8 * RESULTS * unit, 1, np.float64)[0] = total
 
 
 @summing

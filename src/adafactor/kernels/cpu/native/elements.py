@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from operator import getitem
 from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import njit, types
 from numba.extending import intrinsic, overload, register_jitable
+from numba.np.arrayobj import make_array, populate_array
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise RuntimeError("the compiled step needs Numba's compiler, which NUMBA_DISABLE_JIT=1 turns off")
@@ -18,13 +20,17 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+# No entry points from Python or C, no memory to manage, no patterns to look for: each takes time to compile.
+INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
+OPTIONS: Any = {"nogil": True, "error_model": "numpy", **INNER}
+
+
 def _compiling(fastmath: set[str]) -> Callable[[Function], Function]:
     """Make a decorator for functions that only other compiled functions call.
 
     They need no entry points of their own, which would take a third of their compile time.
     """
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "fastmath": fastmath or False}
-    decorator: Callable[[Function], Function] = njit(nogil=True, error_model="numpy", **options)
+    decorator: Callable[[Function], Function] = njit(fastmath=fastmath or False, **OPTIONS)
     return decorator
 
 
@@ -55,14 +61,23 @@ class Source(NamedTuple):
     s: int
 
 
-@intrinsic
-def _pointer(context: Any, address: Any) -> Any:
-    """Turn an integer into an address."""
+def _viewing(context: Any, address: Any, size: Any, dtype: Any) -> Any:
+    view = types.Array(dtype.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+        array, item = make_array(view)(context, builder), context.get_abi_sizeof(context.get_data_type(view.dtype))
+        data = builder.inttoptr(arguments[0], context.get_data_type(view.dtype).as_pointer())
+        size = context.cast(builder, arguments[1], signature.args[1], types.intp)
+        stride = context.get_constant(types.intp, item)
+        populate_array(array, data=data, shape=[size], strides=[stride], itemsize=stride, meminfo=None)
+        return array._getvalue()
 
-    return types.voidptr(types.int64), generate
+    return view(types.int64, size, dtype), generate
+
+
+def _measuring(context: Any, dtype: Any) -> Any:
+    size = dtype.dtype.bitwidth // 8
+    return types.int64(dtype), lambda context, *_: context.get_constant(types.int64, size)
 
 
 def _adding(context: Any, address: Any, number: Any) -> Any:
@@ -83,6 +98,8 @@ def _calling(context: Any, function: Any, job: Any, phase: Any, unit: Any, scrat
     return types.void(*[types.int64] * 5), generate
 
 
+array_at: Any = intrinsic(_viewing)  # array_at(address, size, dtype): the memory at an address as an array
+size_of: Any = intrinsic(_measuring)  # size_of(dtype): the bytes of a number of this type
 add_at: Any = intrinsic(_adding)  # add_at(address, n): adds n to an integer that threads share; returns what was there
 call_at: Any = intrinsic(_calling)  # call_at(function, job, phase, unit, scratch): calls the machine code at an address
 yield_thread: Any = (
@@ -90,49 +107,61 @@ yield_thread: Any = (
 )
 
 
-@register_jitable
-def array_at(address: int, size: int, dtype: Any) -> Any:
-    """View the memory at an address as an array."""
-    return carray(_pointer(address), (size,), dtype)  # type: ignore[call-arg]
+def _picking(context: Any, values: Any, j: Any) -> Any:
+    if not isinstance(values, types.Array):
+        return values(values, j), lambda context, builder, signature, arguments: arguments[0]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_function(getitem, signature)(builder, arguments)
+
+    return values.dtype(values, j), generate
 
 
-def size_of(dtype: Any) -> Any:
-    """Return the bytes of a number of this type."""
+def _rooting(context: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = builder.module.declare_intrinsic("llvm.sqrt", [arguments[0].type])
+        return builder.call(function, arguments)
+
+    return value(value), generate
 
 
-@overload(size_of, strict=False)
-def _size_of(dtype: Any) -> Any:
-    size = dtype.dtype.bitwidth // 8
-    return lambda dtype: size
+def _type_of(like: Any) -> Any:
+    return like.dtype if isinstance(like, types.NumberClass) else like
 
 
-def pick(values: Any, j: int) -> Any:
-    """Take element j of an array; a number is its own element, whatever j."""
+def _widening(context: Any, value: Any, like: Any) -> Any:
+    to = _type_of(like)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number, kind = arguments[0], value
+        if value == types.uint16:  # bfloat16: the upper half of a float32
+            bits = builder.shl(builder.zext(number, ir.IntType(32)), ir.IntType(32)(16))
+            number, kind = builder.bitcast(bits, ir.FloatType()), types.float32
+        elif value == types.int16:
+            number, kind = context.compile_internal(builder, _half, types.float32(value), [number]), types.float32
+        return context.cast(builder, number, kind, to)
+
+    return to(value, like), generate
 
 
-@overload(pick, strict=False)
-def _pick(values: Any, j: int) -> Any:
-    return (lambda values, j: values[j]) if isinstance(values, types.Array) else (lambda values, j: values)
+def _narrowing(context: Any, value: Any, like: Any) -> Any:
+    to = _type_of(like)
+    rounding = {types.uint16: _narrow_bfloat16, types.int16: _narrow_half}.get(to)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if rounding is None:
+            return context.cast(builder, arguments[0], value, to)
+        return context.compile_internal(builder, rounding, to(value), arguments[:1])
+
+    return to(value, like), generate
 
 
-def widen(value: Any, like: Any) -> Any:
-    """Turn a stored number into one to compute with, of the type `like` (or the type of the number `like`)."""
+root: Any = intrinsic(_rooting)  # root(value): its square root, an instruction (NumPy's is a call to C's library)
+pick: Any = intrinsic(_picking)  # pick(values, j): element j of an array; a number is its own element, whatever j
+widen: Any = intrinsic(_widening)  # widen(value, like): a stored number as one to compute with, of the type `like`
+narrow: Any = intrinsic(_narrowing)  # narrow(value, like): a computed number as one to store, rounded to nearest even
 
 
-def narrow(value: Any, like: Any) -> Any:
-    """Turn a computed number into one to store, rounded to nearest even."""
-
-
-@overload(widen, strict=False)
-def _widen(value: Any, like: Any) -> Any:
-    if value == types.uint16:  # bfloat16: the upper half of a float32
-        return lambda value, like: narrow(np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32), like)
-    if value == types.int16:
-        return lambda value, like: narrow(_half(value), like)
-    return lambda value, like: narrow(value, like)
-
-
-@register_jitable
 def _half(value: Any) -> Any:
     sign = np.uint32(np.uint32(value) & np.uint32(0x8000)) << np.uint32(16)
     size = np.uint32(np.uint32(value) & np.uint32(0x7FFF))
@@ -145,25 +174,13 @@ def _half(value: Any) -> Any:
     return np.uint32(bits | sign).view(np.float32)
 
 
-@overload(narrow, strict=False)
-def _narrow(value: Any, like: Any) -> Any:
-    like = like.dtype if isinstance(like, types.NumberClass) else like
-    if like == types.uint16:
-        return _narrow_bfloat16
-    if like == types.int16:
-        return _narrow_half
-    if like == types.float32:
-        return lambda value, like: np.float32(value)
-    return lambda value, like: np.float64(value)
-
-
-def _narrow_bfloat16(value: Any, like: Any) -> Any:
+def _narrow_bfloat16(value: Any) -> Any:
     bits = np.float32(value).view(np.uint32)
     upper = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.uint16(upper) if value == value else np.uint16(0x7FC0)
 
 
-def _narrow_half(value: Any, like: Any) -> Any:
+def _narrow_half(value: Any) -> Any:
     bits = np.float32(value).view(np.uint32)
     sign = np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)
     size = np.uint32(bits & np.uint32(0x7FFFFFFF))
@@ -184,7 +201,7 @@ def stochastic(value: Any, word: Any, like: Any) -> Any:
     """Round one number as `rounding.stochastic` does, given its random word."""
 
 
-@overload(stochastic, strict=False)
+@overload(stochastic, strict=False, jit_options=OPTIONS)
 def _stochastic(value: Any, word: Any, like: Any) -> Any:
     if like == types.uint16:
         return _stochastic_bfloat16
@@ -215,7 +232,7 @@ def _stochastic_half(value: Any, word: Any, like: Any) -> Any:
     return np.int16(np.uint16(half | sign))
 
 
-@register_jitable
+@register_jitable(**OPTIONS)
 def random_word(element: Any, key1: Any, key2: Any) -> Any:
     """Compute the random word of one element, as `rounding.random_words` does."""
     h = np.uint32(np.uint32(element) ^ np.uint32(np.uint32(element >> 32) * np.uint32(0x9E3779B1)))

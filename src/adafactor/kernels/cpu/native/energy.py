@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, size_of, summing, widen
-from adafactor.kernels.cpu.native.job import COLUMN, RESULTS, WIDTH, gradient, numerator, results_of, span, tile_length
+from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, root, size_of, summing, widen
+from adafactor.kernels.cpu.native.job import COLUMN, RESULTS, WIDTH, gradient, numerator, span, tile_length
 from adafactor.kernels.cpu.native.lines import blend, energy_of, repeat
 
 LOST = 1.2e-38  # the smallest normal float32
@@ -42,7 +42,7 @@ def row_scale_of(job: Any, b: int, row: Any, r: int, stat: Any) -> Any:
     """Return 1/√R as it will be, given the sum of its line."""
     if job.estimator == COLUMN:
         return narrow(1.0, stat)
-    return narrow(1.0 / np.sqrt(averaged_row(job, b, row, r, stat)), stat)
+    return narrow(1.0 / root(averaged_row(job, b, row, r, stat)), stat)
 
 
 @summing
@@ -83,7 +83,7 @@ def energy_of_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) ->
                 repeat(row, r, job.K, narrow(1.0, kind.stat), tile)
                 for q in range(0, line, len(tile)):
                     u2 += energy_of(g[q : q + len(tile)], tile, col[q : q + len(tile)])
-    results_of(job)[RESULTS * unit] = u2
+    array_at(job.units + 8 * RESULTS * unit, 1, np.float64)[0] = u2
 
 
 @summing

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numba.extending import overload, register_jitable
 
 from adafactor import equations
-from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, size_of, summing, widen
+from adafactor.kernels.cpu.native.elements import OPTIONS, array_at, as_written, narrow, root, size_of, summing, widen
 from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, state_index
-from adafactor.kernels.cpu.native.job import COLUMN, FULL, OUTER, ROW, energy_in_first_walk, total_of
+from adafactor.kernels.cpu.native.job import (
+    COLUMN,
+    FIRST,
+    FULL,
+    OUTER,
+    ROW,
+    SECOND,
+    THIRD,
+    energy_in_first_walk,
+    total_of,
+)
 from adafactor.kernels.cpu.native.lines import add, fill
 
 # ---- after the first walk
@@ -21,7 +30,7 @@ from adafactor.kernels.cpu.native.lines import add, fill
 def add_up_rows(job: Any) -> None:
     """Set `finite` to a number that is finite if all of G² is: the sum of all rows."""
     if job.estimator == FULL:
-        job.u2, job.x2, job.finite = total_of(job, 0), total_of(job, 1), total_of(job, 2)
+        job.u2, job.x2, job.finite = total_of(job, FIRST), total_of(job, SECOND), total_of(job, THIRD)
         return
     row, total = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), 0.0
     for j in range(len(row)):
@@ -153,21 +162,21 @@ def _normalise(values: Any, outer: int, count: int, inner: int, known: int, mean
 def _inverse_root(values: Any, out: Any) -> None:
     """Compute 1/√ in double: R/mean(R) may leave float32 where its root does not."""
     for j in range(len(out)):
-        out[j] = narrow(1.0 / np.sqrt(values[j]), out[0])
+        out[j] = narrow(1.0 / root(values[j]), out[0])
 
 
 # ---- the scalars
 
-step_size: Any = register_jitable(equations.step_size)
-clip_divisor: Any = register_jitable(equations.clip_divisor)
+step_size: Any = register_jitable(**OPTIONS)(equations.step_size)
+clip_divisor: Any = register_jitable(**OPTIONS)(equations.clip_divisor)
 
 
-@overload(equations.root_mean_square, strict=False)
+@overload(equations.root_mean_square, strict=False, jit_options=OPTIONS)
 def _root_mean_square(sum_of_squares: Any, count: Any) -> Any:
-    return lambda sum_of_squares, count: math.sqrt(sum_of_squares / count)
+    return lambda sum_of_squares, count: root(sum_of_squares / count)
 
 
-@overload(equations._at_least, strict=False)
+@overload(equations._at_least, strict=False, jit_options=OPTIONS)
 def _at_least(bound: Any, value: Any) -> Any:
     return lambda bound, value: bound if bound > value else value  # a NaN stays one
 

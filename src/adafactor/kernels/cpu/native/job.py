@@ -8,17 +8,24 @@ import numpy as np
 from numba.extending import register_jitable
 
 from adafactor.kernels import walk_order
-from adafactor.kernels.cpu.native.elements import Source, array_at, as_written, summing
+from adafactor.kernels.cpu.native.elements import OPTIONS, Source, array_at, as_written, summing
 
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
 TALL = 64  # rows that are summed in the statistics' precision
 
+
+def numbers(count: int) -> Any:
+    """Return 0, 1, … as NumPy's integers: for every one of Python's, Numba compiles what is called with it anew."""
+    return map(np.int64, range(count))
+
+
 OUTER, ROW, COLUMN, FULL = range(4)  # estimator: along P and Q, along P only, along Q only, unfactored
 NONE, OF_UPDATE, OF_GRADIENT = range(3)  # momentum
 NEAREST, STOCHASTIC, KAHAN = range(3)  # rounding
-MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, REPAIR, END = range(8)  # the phases of a step
+MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, REPAIR, END = numbers(8)  # the phases of a step
 CHECK = END + 1  # no phase: asks the loop of APPLY to sum two lines again (see `carry`)
 RESULTS = walk_order.RESULTS
+FIRST, SECOND, THIRD = numbers(3)  # of a unit's results
 
 
 def _fields(dtype: Any, names: str) -> list[tuple[str, Any]]:
@@ -58,7 +65,7 @@ JOB = np.dtype([
     *_fields(INTEGER, "row col row_scale col_scale means partial column_energy units"),
 ])  # fmt: skip
 
-scratch_lengths = register_jitable(walk_order.scratch_lengths)
+scratch_lengths = register_jitable(**OPTIONS)(walk_order.scratch_lengths)
 
 
 def new_jobs(count: int) -> Any:
@@ -99,15 +106,15 @@ def numerator(job: Any) -> Any:
 
 
 @summing
-def results_of(job: Any) -> Any:
-    """Return the units' results: RESULTS numbers for each."""
-    return array_at(job.units, RESULTS * job.B * job.cuts, np.float64)
+def count_of_results(job: Any) -> Any:
+    """Return how many results the units have: RESULTS numbers for each."""
+    return RESULTS * job.B * job.cuts
 
 
 @as_written
 def total_of(job: Any, which: int) -> Any:
     """Add up one of the results over the units, always in the same order."""
-    total, results = 0.0, results_of(job)
+    total, results = 0.0, array_at(job.units, count_of_results(job), np.float64)
     for i in range(which, len(results), RESULTS):
         total += results[i]
     return total

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native.elements import exactly, narrow, pick, random_word, stochastic, summing, widen
+from adafactor.kernels.cpu.native.elements import exactly, narrow, pick, random_word, root, stochastic, summing, widen
 from adafactor.kernels.cpu.native.job import OF_GRADIENT, OF_UPDATE, WIDTH
 
 # ---- sums of squares
@@ -282,7 +282,7 @@ def descend_whole(x: Any, g: Any, v: Any, m: Any, job: Any) -> None:
         if momentum == OF_GRADIENT:
             a = average(m[j], a, w1)
             m[j] = a
-        u = a / np.sqrt(v[j]) * scale
+        u = a / root(v[j]) * scale
         if momentum == OF_UPDATE:
             u = average(m[j], u, w1)
             m[j] = u

@@ -14,7 +14,6 @@ from adafactor.kernels.cpu.native.job import (
     TALL,
     WIDTH,
     energy_in_first_walk,
-    results_of,
     span,
     tile_length,
 )
@@ -42,9 +41,16 @@ def moments_of_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -
     Four lines at a time, a quarter of the unit apart; then those that are left over.
     """
     b, start, stop = span(job, unit)
-    size, wanted = job.S * job.Q, energy_in_first_walk(job)
-    row, sums, energies = _begin(job, unit, b, start, stop, wanted)
-    col, energy = _column_buffers(scratch, size, wanted, kind.stat)
+    size = job.S * job.Q
+    kept = size if energy_in_first_walk(job) else 0
+    row = array_at(job.row + 8 * b * job.P * job.S, job.P * job.S, np.float64)
+    sums = array_at(job.partial + 8 * unit * size, size, np.float64)
+    energies = array_at(job.column_energy + 8 * unit * size, kept, np.float64)
+    fill(row, start * job.S, stop * job.S, 0.0)
+    _clear(sums, energies)
+    # the thread's own, for TALL rows at a time
+    col = array_at(scratch, size, kind.stat)
+    energy = array_at(scratch + size * col.itemsize, kept, kind.stat)
     quarter = (stop - start) // 4
     for top in range(0, quarter, TALL // 4):
         _clear(col, energy)
@@ -64,9 +70,16 @@ def moments_of_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -
 def moments_of_tiles(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
     """Sum G² of a unit of lines that consist of short slices (K > 1) over rows and columns."""
     b, start, stop = span(job, unit)
-    size, wanted = job.S * job.Q * job.K, energy_in_first_walk(job)
-    row, sums, energies = _begin(job, unit, b, start, stop, wanted)
-    col, energy = _column_buffers(scratch, size, wanted, kind.stat)
+    size = job.S * job.Q * job.K
+    kept = size if energy_in_first_walk(job) else 0
+    row = array_at(job.row + 8 * b * job.P * job.S * job.K, job.P * job.S * job.K, np.float64)
+    sums = array_at(job.partial + 8 * unit * size, size, np.float64)
+    energies = array_at(job.column_energy + 8 * unit * size, kept, np.float64)
+    fill(row, start * job.S * job.K, stop * job.S * job.K, 0.0)
+    _clear(sums, energies)
+    # the thread's own, for TALL rows at a time
+    col = array_at(scratch, size, kind.stat)
+    energy = array_at(scratch + size * col.itemsize, kept, kind.stat)
     tiles = array_at(scratch + 2 * size * col.itemsize, 4 * tile_length(job), kind.stat)
     quarter = (stop - start) // 4
     for top in range(0, quarter, TALL // 4):
@@ -84,27 +97,8 @@ def moments_of_tiles(job: Any, phase: int, unit: int, scratch: int, kind: Any) -
 
 
 @summing
-def _begin(job: Any, unit: int, b: int, start: int, stop: int, wanted: bool) -> Any:
-    """Set a unit's sums to zero; return the row sums of its slice of the batch, its column sums and energies."""
-    size, batch = job.S * job.Q * job.K, job.S * job.K
-    row = array_at(job.row + 8 * b * job.P * batch, job.P * batch, np.float64)
-    sums = array_at(job.partial + 8 * unit * size, size, np.float64)
-    energies = array_at(job.column_energy + 8 * unit * size, size if wanted else 0, np.float64)
-    fill(row, start * batch, stop * batch, 0.0)
-    fill(sums, 0, size, 0.0)
-    fill(energies, 0, len(energies), 0.0)
-    return row, sums, energies
-
-
-@summing
-def _column_buffers(scratch: int, size: int, wanted: bool, stat: Any) -> Any:
-    """Return the thread's own column sums and energies, for TALL rows at a time."""
-    col = array_at(scratch, size, stat)
-    return col, array_at(scratch + size * col.itemsize, size if wanted else 0, stat)
-
-
-@summing
 def _clear(col: Any, energy: Any) -> None:
+    """Set the columns' sums and energies to zero."""
     fill(col, 0, len(col), narrow(0.0, col[0]))
     fill(energy, 0, len(energy), narrow(0.0, energy[0]))
 
@@ -218,5 +212,5 @@ def moments_of_whole(job: Any, phase: int, unit: int, scratch: int, kind: Any) -
         seen += total
         if job.measures_x:
             x2 += sum_of_squares(array_at(job.x + size_of(kind.x) * p, width, kind.x), kind.stat)
-    results = results_of(job)
-    results[RESULTS * unit], results[RESULTS * unit + 1], results[RESULTS * unit + 2] = u2, x2, seen
+    results = array_at(job.units + 8 * RESULTS * unit, RESULTS, np.float64)
+    results[0], results[1], results[2] = u2, x2, seen

@@ -23,6 +23,7 @@ from adafactor.kernels.cpu.native.job import (
     END,
     ENERGY,
     FACTORS,
+    FIRST,
     FULL,
     JOB,
     MEASURE,
@@ -191,7 +192,7 @@ def finish_phase(walk: Any, address: int, phase: int, scratch: int) -> None:
         if job.estimator == FULL:
             check_x2(walk, job, address, scratch)
     elif phase == ENERGY:
-        job.u2 = total_of(job, 0)
+        job.u2 = total_of(job, FIRST)
         check_energy(walk, job, address, scratch)
     elif phase == MEASURE:
         measured(job)

@@ -1,0 +1,95 @@
+"""From a Python function to machine code, with everything that it calls.
+
+Left to itself, Numba optimises every function and turns it into machine code together with all that it calls, so the
+innermost loops are compiled once for each of their callers and callers' callers. Here the called functions stay LLVM's
+intermediate code until the function at the top is linked, optimised and translated, once (first step with float32 on
+one core: 15 s the one way, 8 s the other).
+
+The machine code must stand alone: it is kept on disk and loaded without Numba (see `machine_code`). So it has an entry
+of its own, which ignores Python, and nothing in it may raise or allocate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.core import registry
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
+
+from adafactor.kernels.cpu.native.elements import OPTIONS
+
+# What the machine code may call: the system's, and what LLVM makes of loops that set or copy memory.
+OUTSIDE = {"sched_yield", "memset", "memcpy", "memmove"}
+
+
+class Inner(JITCodeLibrary):
+    """The code of one function and of those that it calls, linked but not optimised: only a larger one will be."""
+
+    @property
+    def codegen(self) -> Any:
+        """Numba would write into the function's globals, which are in no memory yet."""
+        return SimpleNamespace(set_env=lambda name, environment: None)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Say that there is no machine code."""
+        self._ensure_finalized()
+        return 0
+
+    def _optimize_functions(self, module: Any) -> None:
+        pass
+
+    def finalize(self) -> None:
+        """Link, and leave it at that."""
+        self._raise_if_finalized()
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+
+@contextmanager
+def _only_linked(codegen: Any) -> Iterator[None]:
+    """Have Numba make libraries of this kind. It asks for them with its compiler lock held, as we do."""
+    codegen._library_class = Inner
+    try:
+        yield
+    finally:
+        del codegen._library_class
+
+
+def machine_code(function: Callable[..., None], name: str, arguments: int) -> bytes:
+    """Compile a function of so many integers, which returns nothing, to an object file with an entry of that name."""
+    with global_compiler_lock:
+        context = registry.cpu_target.target_context
+        codegen, signature = context.codegen(), types.void(*[types.int64] * arguments)
+        with _only_linked(codegen):
+            dispatcher: Any = njit(**OPTIONS)(function)
+            dispatcher.compile(signature)
+        compiled = dispatcher.overloads[signature.args]
+        library = codegen.create_library(name)
+        library.enable_object_caching()
+        library.add_linking_library(compiled.library)
+        library.add_ir_module(_entry(context, compiled.fndesc, name))
+        library.finalize()
+        outside = {f.name for f in library._final_module.functions if f.is_declaration and f.name[:5] != "llvm."}
+        assert outside <= OUTSIDE, f"{name} needs {outside - OUTSIDE}, so it cannot be loaded alone"
+        _, _, (code, _) = library.serialize_using_object_code()
+        return bytes(code)
+
+
+def _entry(context: Any, described: Any, name: str) -> Any:
+    """Make a function for C that calls one of Numba's."""
+    module = context.create_module(f"{name}_entry")
+    called = ir.Function(
+        module, context.call_conv.get_function_type(described.restype, described.argtypes), described.llvm_func_name
+    )
+    entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * len(described.argtypes)), name)
+    builder = ir.IRBuilder(entry.append_basic_block())
+    context.call_conv.call_function(builder, called, described.restype, described.argtypes, entry.args)
+    builder.ret_void()
+    return module

@@ -1,0 +1,69 @@
+"""What `make release` and `make matrix` refuse and say; building and installing is for `make release` itself."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import matrix, release
+
+VERSION = "9.9.9"
+FILES = {
+    **{path.relative_to(release.ROOT / "src").as_posix(): "" for path in (release.ROOT / "src").rglob("*.py")},
+    "adafactor/py.typed": "",
+    f"adafactor-{VERSION}.dist-info/METADATA": f"Name: adafactor\nVersion: {VERSION}\nRequires-Python: >=3.10\n",
+    f"adafactor-{VERSION}.dist-info/licenses/LICENSE": "",
+}
+
+
+def wheel(folder: Path, files: dict[str, str], name: str = f"adafactor-{VERSION}-py3-none-any.whl") -> Path:
+    with zipfile.ZipFile(folder / name, "w") as file:
+        for path, content in files.items():
+            file.writestr(path, content)
+    return folder / name
+
+
+def test_a_wheel_with_all_of_the_package_and_nothing_else_is_accepted(tmp_path: Path) -> None:
+    release.check_wheel(wheel(tmp_path, FILES), VERSION)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tests/oracle.py": ""}, "tests/oracle.py"),
+        ({"adafactor/runs/table.json": ""}, "table.json"),
+        ({"adafactor/py.typed": None}, "py.typed"),
+        ({"adafactor/step.py": None}, "adafactor/step.py"),
+        ({f"adafactor-{VERSION}.dist-info/METADATA": "Name: adafactor\nVersion: 1.0\n"}, "1.0"),
+    ],
+)
+def test_a_wheel_with_too_much_or_too_little_is_not(tmp_path: Path, change: dict[str, str], named: str) -> None:
+    files = {name: content for name, content in {**FILES, **change}.items() if content is not None}
+    with pytest.raises(SystemExit, match="no release") as refused:
+        release.check_wheel(wheel(tmp_path, files), VERSION)
+    assert named in str(refused.value)
+
+
+def test_a_version_without_a_dated_heading_is_not_released() -> None:
+    with pytest.raises(SystemExit, match="9.9.9"):
+        release.check_version(VERSION)
+
+
+def test_this_version_has_one() -> None:
+    from adafactor import __version__
+
+    release.check_version(__version__)
+
+
+def test_a_cell_that_failed_shows_in_the_table() -> None:
+    rows = matrix.table(
+        [{"python": "3.10.13", "torch": "2.6.0", "result": "3 failed, 900 passed", "date": "2026-01-01"}]
+    )
+    assert rows.splitlines()[-1] == "| 3.10.13 | 2.6.0 | – | – | 3 failed, 900 passed | 2026-01-01 |"
+
+
+def test_cells_have_names_of_their_own_and_say_what_pip_shall_install() -> None:
+    assert len({cell.name for cell in matrix.CELLS}) == len(matrix.CELLS)
+    assert matrix.Cell("3.12", "2.8.0").packages == ["torch==2.8.0", "numba", "numpy"]
