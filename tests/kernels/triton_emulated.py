@@ -51,7 +51,10 @@ class Emulator:
         """Run a kernel."""
         if not programs:
             return
-        compiled, grid, values = compiled_with(kernel, options, self.target), (programs, 1, 1), list(arguments)
+        grid, values = (programs, 1, 1), list(arguments)
+        names = dict(zip(kernel.arg_names, values, strict=False))
+        stat = "fp64" if names["vectors"].dtype == torch.float64 else "fp32"
+        compiled = compiled_with(kernel, options, self.target, stat)
         self.launched.append(kernel.fn.__name__ + ("_long" if options.get("LONG") else ""))
         if self.observe is not None:
             self.observe(compiled, grid, values, self.reached)
@@ -60,7 +63,7 @@ class Emulator:
             compiled.asm["ptx"], compiled.metadata.shared, compiled.metadata.num_warps
         )
         assert not emulated.unsupported, emulated.unsupported[:3]
-        fresh = [i for i, name in enumerate(kernel.arg_names[: len(values)]) if name in WRITTEN_FIRST]
+        fresh = [i for i, name in enumerate(names) if name in WRITTEN_FIRST]
         new = tuple(fresh) if self.launched[-1].startswith("first_walk") else ()
         emulated.launch(grid, values, extra=self.reached, order=self.order, seed=1, races="raise", uninit=new)
 
