@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -25,7 +26,7 @@ TIGHT = ("first_walk-fp32-fp32-plain-aligned", "first_walk-long-fp32-fp32-plain-
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
-def cases() -> list[object]:
+def cases() -> list[ParameterSet]:
     """Some for `make test`, all for `make test-all`."""
     some = {variant.name for variant in variants(SOME)}
     found = []
@@ -57,7 +58,8 @@ def check_ptx(variant: Variant, ptx: str) -> None:
     found -= {"rcp.approx.ftz.f64", "abs.ftz.f32"}
     assert not {op for op in found if "approx" in op or ".ftz" in op or op.startswith(("div.full", "fma.rn.f32"))}
     if variant.kind.aligned and variant.name.startswith(("first", "last", "mend")):
-        wide = [match for match in re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx) if int(match, 0) == 16]
+        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
+        wide = [size for size in copies if int(size, 0) == 16]
         assert wide or re.search(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
         assert re.search(r"st\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
 

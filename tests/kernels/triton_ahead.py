@@ -6,14 +6,13 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -21,6 +20,7 @@ from triton.compiler import ASTSource
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.last_walk import last_walk, mend
+from adafactor.kernels.triton.shards import conclude, energy_walk, factors, means, totals
 from adafactor.kernels.triton.work import Kind
 
 TARGETS = {
@@ -37,7 +37,7 @@ OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the o
 TABLES = {"tensors": "*i64", "matrices": "*i64", "given": "*i64"}
 LISTS = ("units", "pieces", "shares", "blocks", "is_known", "finite")
 FIGURES = ("vectors", "scratch", "squares")  # of the statistics' type
-COUNTS = ("first_unit", "what", "first_block", "block_count", "first_tensor", "first_matrix", "matrix_count")
+COUNTS = ("first_unit", "what", "first_block", "block_count", "first_matrix", "matrix_count", "first_tensor")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,16 @@ class Variant:
         """What it is launched with."""
         if self.kernel is first_walk:
             return self.kind.first_walk(self.long)
-        return self.kind.fold() if self.kernel is fold else self.kind.last_walk()
+        if self.kernel in (last_walk, mend, energy_walk):
+            return self.kind.last_walk()
+        options = self.kind.fold()
+        known = {*self.kernel.arg_names, *OPTIONS}
+        return {name: value for name, value in options.items() if name in known}
+
+    @property
+    def stat(self) -> str:
+        """The statistics' type."""
+        return "fp64" if self.kind.x == torch.float64 else "fp32"
 
 
 @dataclass(frozen=True)
@@ -93,8 +102,14 @@ def variants(of: list[Kind]) -> list[Variant]:
             Variant(f"fold-{wide}-{shape}", fold, kind),
             Variant(f"last_walk-{walk}", last_walk, kind),
             Variant(f"mend-{walk}", mend, kind),
+            Variant(f"energy_walk-{walk}", energy_walk, kind),
+            Variant(f"means-{wide}-{shape}", means, kind),
+            Variant(f"factors-{wide}", factors, kind),
+            Variant("totals", totals, kind),
+            Variant("conclude", conclude, kind),
         ):
-            found.setdefault((variant.kernel, repr(variant.options)), variant)
+            alone = "" if variant.kernel in (totals, conclude) else variant.stat
+            found.setdefault((variant.kernel, repr(variant.options) + alone), variant)
     return list(found.values())
 
 
@@ -103,19 +118,19 @@ _kept: dict[tuple[Any, str, str], Any] = {}
 
 def compiled(variant: Variant, target: str) -> Any:
     """Compile a variant."""
-    return compiled_with(variant.kernel, variant.options, target)
+    return compiled_with(variant.kernel, variant.options, target, variant.stat)
 
 
-def compiled_with(kernel: Any, options: dict[str, Any], target: str) -> Any:
+def compiled_with(kernel: Any, options: dict[str, Any], target: str, stat: str) -> Any:
     """Compile a kernel as it is launched with these options; Triton keeps the result in its cache."""
-    key = kernel, repr(options), target
+    key = kernel, repr(options) + stat, target
     if key not in _kept:
         constants = dict(options)
         compiler = {name: constants.pop(name) for name in OPTIONS if name in constants}
         if TARGETS[target].backend == "hip":
             compiler.pop("maxnreg", None)
         names = list(kernel.arg_names)
-        types = {name: _type(name, constants.get("ST", tl.float32)) for name in names if name not in constants}
+        types = {name: _type(name, stat) for name in names if name not in constants}
         aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"}
         signature = {name: types.get(name, "constexpr") for name in names}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
@@ -123,25 +138,26 @@ def compiled_with(kernel: Any, options: dict[str, Any], target: str) -> Any:
     return _kept[key]
 
 
-def _type(argument: str, stat: Any) -> str:
+def _type(argument: str, stat: str) -> str:
     if argument in COUNTS:
         return "i32"
     if argument in LISTS:
         return "*i32"
     if argument in FIGURES:
-        return "*fp64" if stat == tl.float64 else "*fp32"
+        return f"*{stat}"
     if argument in ("grad_scale", "found_inf"):
         return "*fp32"
     return TABLES.get(argument, "*fp64")
 
 
-@lru_cache(maxsize=None)
+@cache
 def usage(variant: Variant, target: str) -> Usage:
     """What the compilers say that it occupies."""
     kernel = compiled(variant, target)
     shared, threads = kernel.metadata.shared, kernel.metadata.num_warps * TARGETS[target].warp_size
     if target.startswith("gfx"):
-        registers, spilled = (int(_found(rf"\.{what}:\s+(\d+)", kernel.asm["amdgcn"])) for what in ("vgpr_count", "vgpr_spill_count"))
+        code = kernel.asm["amdgcn"]
+        registers, spilled = (int(_found(rf"\.{what}:\s+(\d+)", code)) for what in ("vgpr_count", "vgpr_spill_count"))
         file = 4 * 512 * 64  # 512 vector registers of 64 lanes for each of four units
     else:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file_of:

@@ -1,6 +1,6 @@
-"""Whole steps of the Triton backend in an emulator of a GPU, which is a tool of the workshop and no part of the project.
+"""Whole steps of the Triton backend in an emulator of a GPU: a tool of the workshop, no part of the project.
 
-It executes the PTX that Triton makes, thread by thread, and raises on races, missing barriers, and misaligned accesses or
+It executes the PTX that Triton makes, thread by thread, and raises on races, missing barriers, misaligned accesses and
 accesses out of bounds. `find` looks for it in the folder that ADAFACTOR_EMULATOR names, or beside the repository.
 """
 
@@ -51,14 +51,19 @@ class Emulator:
         """Run a kernel."""
         if not programs:
             return
-        compiled, grid, values = compiled_with(kernel, options, self.target), (programs, 1, 1), list(arguments)
+        grid, values = (programs, 1, 1), list(arguments)
+        names = dict(zip(kernel.arg_names, values, strict=False))
+        stat = "fp64" if names["vectors"].dtype == torch.float64 else "fp32"
+        compiled = compiled_with(kernel, options, self.target, stat)
         self.launched.append(kernel.fn.__name__ + ("_long" if options.get("LONG") else ""))
         if self.observe is not None:
             self.observe(compiled, grid, values, self.reached)
             return
-        emulated = import_module("ptxemu").PtxKernel(compiled.asm["ptx"], compiled.metadata.shared, compiled.metadata.num_warps)
+        emulated = import_module("ptxemu").PtxKernel(
+            compiled.asm["ptx"], compiled.metadata.shared, compiled.metadata.num_warps
+        )
         assert not emulated.unsupported, emulated.unsupported[:3]
-        fresh = [i for i, name in enumerate(kernel.arg_names[: len(values)]) if name in WRITTEN_FIRST]
+        fresh = [i for i, name in enumerate(names) if name in WRITTEN_FIRST]
         new = tuple(fresh) if self.launched[-1].startswith("first_walk") else ()
         emulated.launch(grid, values, extra=self.reached, order=self.order, seed=1, races="raise", uninit=new)
 
@@ -85,7 +90,7 @@ def take(
     optimizer = Adafactor(parameters, backend="triton" if emulator else "eager", **settings)
     with monkeypatch.context() as patch:
         if emulator:
-            patch.setattr(backend, "INTERPRETED", True)  # so that tensors on the CPU are taken; the kernels are compiled
+            patch.setattr(backend, "INTERPRETED", True)  # it takes tensors on the CPU; the kernels are compiled
             patch.setattr(work, "launch", emulator.launch)
         for gradients in steps:
             for p, g in zip(parameters, gradients, strict=True):
@@ -94,7 +99,11 @@ def take(
                     between(p.data)
             if emulator:
                 states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-                emulator.reached = [*(p.detach() for p in parameters), *(p.grad for p in parameters if p.grad is not None), *states]
+                emulator.reached = [
+                    *(p.detach() for p in parameters),
+                    *(p.grad for p in parameters if p.grad is not None),
+                    *states,
+                ]
             optimizer.step()
     return [p.detach() for p in parameters], optimizer
 

@@ -45,8 +45,8 @@ def inverse_root(a):
 def reciprocal(a):
     """1/a to a unit in the last place, for a > 0; the same bits on every card.
 
-    A guess from the bits of `a`, good to 12 %, then Newton's steps. A division with correct rounding calls a subroutine,
-    for which the first walk has no registers left.
+    A guess from the bits of `a`, good to 5 %, then Newton's steps. A division with correct rounding calls a subroutine:
+    the first walk has no registers left for it.
     """
     if a.dtype == tl.float64:
         b = (0x7FDE623822FC16E6 - a.to(tl.int64, bitcast=True)).to(tl.float64, bitcast=True)

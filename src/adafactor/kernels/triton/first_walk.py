@@ -18,7 +18,7 @@ from adafactor.kernels.triton.elements import address, average, blend, divide, i
 
 @triton.jit
 def energy(square, g, moments, at, mask, new, unscale, w1, OF_GRADIENT: tl.constexpr):
-    """(G/√R)², as shrunk and as scaled as `square`, or that of their average; `new` is R, in a shape that broadcasts."""
+    """(G/√R)², shrunk and scaled as `square` is, or that of their average; `new` is R, in a shape that broadcasts."""
     if OF_GRADIENT:
         a = blend(tl.load(moments + at, mask=mask, other=0.0), g * unscale, w1) * inverse_root(new)
         return a * a
@@ -28,7 +28,7 @@ def energy(square, g, moments, at, mask, new, unscale, w1, OF_GRADIENT: tl.const
 
 @triton.jit
 def columns_of(matrix, scratch, first_unit, m, ALIGNED: tl.constexpr):
-    """Where the column sums of this program's unit belong. Found out when they are there: registers are scarce before."""
+    """Where the column sums of this program's unit belong; not looked up before: registers are scarce."""
     unit = tl.program_id(0).to(tl.int64) + first_unit
     start = tl.load(matrix + f.PARTIAL) + 2 * m.to(tl.int64) * (unit - tl.load(matrix + f.OWN_UNIT))
     if ALIGNED:
@@ -97,7 +97,7 @@ def rows_at_once(
         old = ahead
     partial = columns_of(matrix, scratch, first_unit, m, ALIGNED)
     energy_sum = in_full(energy_sum, shrink, grad_scale, OF_GRADIENT)
-    late = tl.arange(WIDTH, 2 * WIDTH) - WIDTH
+    late = tl.arange(WIDTH, 2 * WIDTH) - WIDTH  # `cols`, but not kept in registers during the loop
     tl.store(partial + late, square_sum, mask=late < col_end)
     tl.store(partial + m + late, energy_sum, mask=late < col_end)
     own = tl.where(col_end > 0, 0.0, tl.sum(energy_sum, 0))
@@ -129,7 +129,7 @@ def short_rows(
     w1, w2, eps, shrink, share, unscale = rates
     cols = tl.arange(0, WIDTH // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     lane = tl.arange(0, ROWS)
-    one = (first < end).to(tl.int32)
+    one, spread = (first < end).to(tl.int32), tl.zeros((1, 32), tl.int32)  # a stride that the compiler does not know
     square_sum = tl.zeros((WIDTH // CHUNK, ROWS, CHUNK), ST)
     energy_sum = tl.zeros((WIDTH // CHUNK, ROWS, CHUNK), ST)
     row_sum = tl.zeros((ROWS,), ST)
@@ -146,9 +146,9 @@ def short_rows(
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
         new = kept(old, w2) + (tl.sum(tl.sum(square, 0), 1) * share + eps)
-        # not a vector of ROWS: it would be handed round among the warps first
+        # spread over lanes that are masked: a vector of ROWS would be handed round among the warps first
         owner = (rows < row_end)[:, None] & (tl.arange(0, 32) == 0)[None, :]
-        tl.store(new_row + (rows[:, None] * one + tl.zeros((1, 32), tl.int32)), new[:, None] + tl.zeros((1, 32), ST), mask=owner)
+        tl.store(new_row + (rows[:, None] * one + spread), new[:, None] + spread.to(ST), mask=owner)
         row_sum += tl.where(inside, new * shrink, 0.0)
         square_sum += square
         at_m = far[None, :, None] * xp + (cols if ALIGNED else cols * xq)[:, None, :]
@@ -228,7 +228,20 @@ def rows_twice(
 
 @triton.jit
 def whole(
-    g, moments, state, sums, first_unit, count, first, end, w1, w2, eps, unscale, ST: tl.constexpr, OF_GRADIENT: tl.constexpr,
+    g,
+    moments,
+    state,
+    sums,
+    first_unit,
+    count,
+    first,
+    end,
+    w1,
+    w2,
+    eps,
+    unscale,
+    ST: tl.constexpr,
+    OF_GRADIENT: tl.constexpr,
     LINES: tl.constexpr,
 ):
     """Algorithm 5, for a tensor whose second moment is kept whole: ΣU² and whether G² is finite."""
@@ -293,7 +306,23 @@ def first_walk(
         if tl.load(tensor + f.FULL) != 0:
             if not LONG:
                 state = address(tensor, f.FULL, ST, ALIGNED)
-                whole(g, moments, state, sums, first_unit, m, first, end, w1, w2, eps, unscale, ST, OF_GRADIENT, TILE // 1024)
+                whole(
+                    g,
+                    moments,
+                    state,
+                    sums,
+                    first_unit,
+                    m,
+                    first,
+                    end,
+                    w1,
+                    w2,
+                    eps,
+                    unscale,
+                    ST,
+                    OF_GRADIENT,
+                    TILE // 1024,
+                )
         else:
             has_row, has_col = tl.load(tensor + f.ROW) != 0, tl.load(tensor + f.COL) != 0
             state = address(tensor, f.ROW, ST, False) + tl.load(matrix + f.ROW_OFFSET)

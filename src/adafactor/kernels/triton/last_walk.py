@@ -191,7 +191,7 @@ def whole(
 
 @triton.jit
 def clipped(u2, clip, count, ST: tl.constexpr):
-    """RMS(U) and max(1, RMS(U)/d); in single precision where that is what is kept, as doubles are slow on many cards."""
+    """RMS(U) and max(1, RMS(U)/d); in single precision where that is what is kept: doubles are slow on many cards."""
     mean = u2 * (1.0 / count)
     large = mean > 1e30  # beyond it, the root of the mean is taken in two parts
     rms = root((mean * tl.where(large, 2.0**-120, 1.0)).to(ST)) * tl.where(large, 2.0**60, 1.0).to(ST)
@@ -418,7 +418,9 @@ def mend(
     is_here = tl.load(given + number * f.GIVEN + f.G_ADDRESS) != 0
     if is_here & (tl.load(note + f.TAKEN) != 0) & (tl.load(group + f.RELATIVE) != 0):
         first_piece, count = tl.load(tensor + f.FIRST_PIECE), tl.load(tensor + f.COUNT).to(tl.float64)
-        found = total(squares + first_piece * f.SQUARES + f.BEFORE, tl.load(tensor + f.PIECES).to(tl.int32), f.SQUARES, 512)
+        found = total(
+            squares + first_piece * f.SQUARES + f.BEFORE, tl.load(tensor + f.PIECES).to(tl.int32), f.SQUARES, 512
+        )
         relied_on = tl.load(note + f.X2)
         if tl.abs(found - relied_on) > 1e-6 * relied_on:
             rms_x = tl.sqrt(found * (1.0 / f.X_UNIT / f.X_UNIT) / count)

@@ -64,8 +64,8 @@ class Kind:
     def first_walk(self, long: bool) -> dict[str, Any]:
         """What the first walk is compiled with.
 
-        A multiprocessor shall hold two programs of 8 warps or one of 16. Single elements are not loaded ahead: that takes
-        an address for each.
+        A multiprocessor shall hold two programs of 8 warps or one of 16. Elements that are loaded one by one are not
+        loaded ahead: that takes an address for each.
         """
         held = self.held << long
         return {
