@@ -39,7 +39,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         env={**os.environ, **environment},
         cwd=ROOT,
-        timeout=900,
+        timeout=3600,
     )
 
 

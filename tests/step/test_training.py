@@ -192,7 +192,7 @@ SCHEDULERS: dict[str, Callable[[Optimizer], lrs.LRScheduler]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # torch 2.6: SequentialLR warns of itself
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # an older torch: SequentialLR warns of itself
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_every_scheduler_sets_the_step_size(make: Callable[[Optimizer], lrs.LRScheduler]) -> None:
     net = model()
@@ -355,6 +355,7 @@ def test_a_model_moved_after_the_optimizer_was_made_takes_its_state_along() -> N
     assert {v.device.type for p in net.parameters() for v in optimizer.state[p].values()} == {"meta"}
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # torch says so of Python 3.13.0
 def test_the_model_and_the_step_may_be_compiled() -> None:
     net = model()
     compiled = torch.compile(net, backend="eager")
