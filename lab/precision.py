@@ -118,7 +118,7 @@ class PrecisionTrainer(Trainer):
             self.corpus = only(corpus, job.domain)
             self.batches = Batches(self.corpus.train, self.vocabulary, job.scale.tokens)
             load_model(self.model, str(weights))
-            self.initial_loss = self._dev_loss()
+            self.initial_loss = self._dev_loss(self.model)
         if job.rounding:
             self.model = ShortTransformer(self.model)
         self.start = [p.detach().clone() for p in self.model.parameters()]
@@ -133,16 +133,13 @@ class PrecisionTrainer(Trainer):
     def _rate(self) -> float:
         return self.job.effective_multiplier if self.job.domain else super()._rate()
 
-    def gather(self) -> None:
-        """End of training: count, then evaluate every run by the same arithmetic, that of float32."""
-        self.counted = measure(self.model, self.start)
-        wide = Transformer(self.job.scale.shape, len(self.vocabulary))
-        wide.load_state_dict({name: value.float() for name, value in self.model.state_dict().items()})
-        self.model = wide
+    def whole(self) -> Transformer:
+        """The model to evaluate, which is by the same arithmetic for every run, that of float32."""
+        return self._filled({name: value.float() for name, value in self.model.state_dict().items()})
 
     def record(self) -> Record:
         """What is kept of any run, and what this experiment asks for."""
-        return {**super().record(), **self.counted}
+        return {**super().record(), **measure(self.model, self.start)}
 
 
 def only(corpus: Corpus, domain: str) -> Corpus:
