@@ -1,0 +1,222 @@
+"""The paper's claims, each with what the records say and a verdict that the intervals decide."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab import results
+from lab.experiments import BEST, COMPARED
+from lab.results import FAILS, HOLDS, SAME_BLEU, SAME_LOSS, UNDECIDED, Difference, Record
+from lab.tables import Table, number
+
+Finding = tuple[str, str]  # what was measured, and the verdict
+
+
+@dataclass(frozen=True)
+class Mini:
+    """Records at `mini` and `hard`, with the noise of each."""
+
+    records: list[Record]
+
+    def runs(self, name: str, scale: str = "mini", multiplier: float | None = None) -> list[Record]:
+        """The runs of `A` (with warm-up) or `A-` (without)."""
+        row, warm = name.rstrip("-"), not name.endswith("-")
+        found = results.select(self.records, scale, row=row, warmup=warm)
+        return [r for r in found if multiplier in (None, r["config"]["multiplier"])]
+
+    def minus(self, first: str, second: str, scale: str = "mini", multiplier: float | None = None) -> Difference:
+        """Dev loss of the first minus that of the second."""
+        noise = results.noise(self.records, (scale,))
+        return results.difference(self.runs(first, scale, multiplier), self.runs(second, scale, multiplier), noise)
+
+    def loss(self, name: str) -> float:
+        """The mean dev loss at `mini`."""
+        return results.mean(results.dev_loss(r) for r in self.runs(name))
+
+
+def together(*verdicts: str) -> str:
+    """Of the parts of a claim: all have to hold; one that fails is enough."""
+    return FAILS if FAILS in verdicts else UNDECIDED if UNDECIDED in verdicts else HOLDS
+
+
+def shown(name: str, difference: Difference) -> str:
+    """A difference with its name and its seeds."""
+    return f"{name} {difference} ({difference.seeds} seed{'s' * (difference.seeds != 1)})"
+
+
+def factoring(mini: Mini) -> Finding:
+    """C like A, J like H."""
+    a, b = mini.minus("C", "A"), mini.minus("J-", "H-")
+    verdict = together(a.as_good(SAME_LOSS), b.as_good(SAME_LOSS))
+    return f"{shown('C − A with warm-up', a)}; {shown('J − H without', b)}", verdict
+
+
+def rows_not_columns(mini: Mini) -> Finding:
+    """D like A, E far worse."""
+    a, b = mini.minus("D", "A"), mini.minus("A", "E")
+    return f"{shown('D − A', a)}; {shown('A − E', b)}", together(a.as_good(SAME_LOSS), b.better(SAME_LOSS))
+
+
+def fast_decay(mini: Mini) -> Finding:
+    """G worse than A with warm-up."""
+    a = mini.minus("A", "G")
+    return shown("A − G", a), a.better(SAME_LOSS)
+
+
+def slow_decay_is_unstable(mini: Mini) -> Finding:
+    """A needs warm-up, and clipping replaces it, where the step is large enough to fail."""
+    a = mini.minus("A", "A-")
+    b, c, d = (mini.minus(row, "A-", "hard", 3.0) for row in ("H-", "K-", "B-"))
+    text = f"{shown('at `mini`, A with − without warm-up', a)}; at `hard`, ×3, without: {shown('H − A', b)}, "
+    text += f"{shown('K − A', c)}, {shown('B − A', d)}"
+    return text, together(b.better(SAME_LOSS), c.better(SAME_LOSS), d.better(SAME_LOSS))
+
+
+def clip_one(mini: Mini) -> Finding:
+    """H better than A and I without warm-up."""
+    a, b = mini.minus("H-", "A-"), mini.minus("H-", "I-")
+    return f"{shown('H − A', a)}; {shown('H − I', b)}, without warm-up", together(a.better(0.0), b.better(0.0))
+
+
+def rms_update(mini: Mini) -> Finding:
+    """RMS(U) near 1 with fast decay, fluctuating with slow."""
+    found = {}
+    for row in ("G", "A"):
+        for run in mini.runs(row):
+            values = [value for step, value in run["rms_update"]["values"] if step > run["steps"] / 10]
+            found.setdefault(row, []).append((statistics.mean(values), statistics.stdev(values)))
+    if len(found) < 2:
+        return "no runs", UNDECIDED
+    text = "; ".join(f"{row}: " + ", ".join(f"{m:.2f} ± {s:.2f}" for m, s in pairs) for row, pairs in found.items())
+    fast, slow = ([s for _, s in found[row]] for row in ("G", "A"))
+    return f"mean ± deviation over the steps after the first tenth, by seed. {text}", (
+        HOLDS if min(slow) > max(fast) else UNDECIDED
+    )
+
+
+def at_best(records: list[Record], row: str, scale: str) -> list[Record]:
+    """A compared row's runs at its best step size."""
+    if scale == "small":
+        return results.select(records, scale, row=row, warmup=COMPARED[row], multiplier=BEST[row])
+    runs = results.select(records, scale, row=row, warmup=COMPARED[row])
+    curve = results.sweep_curve(runs, "decayed")
+    best = min(curve, key=lambda point: point[1])[0] if curve else math.nan
+    return [r for r in runs if r["config"]["multiplier"] == best]
+
+
+def against(records: list[Record], first: str, second: str) -> Finding:
+    """Two compared rows, each at its best step size, at `small` in three ways."""
+    parts, verdicts = [], []
+    for way, name in (("last", "last"), ("mean", "mean"), ("decayed", "decayed")):
+        both = at_best(records, first, "small"), at_best(records, second, "small")
+        loss = results.difference(*both, results.noise(records, ("small",), way), way)
+        bleu = results.difference(*both, results.noise(records, ("small",), way, True), way, bleu=True)
+        parts.append(f"{name}: loss {loss}, BLEU {Difference(-bleu.mean, bleu.half, bleu.seeds)}")
+        verdicts += [loss.as_good(SAME_LOSS), bleu.as_good(SAME_BLEU)]
+    seeds = results.difference(*both, results.noise(records, ("small",)), "last").seeds
+    text = f"{first} − {second} at `small`, {seeds} seed{'s' * (seeds != 1)}: {'; '.join(parts)}" if seeds else ""
+    return text, together(*verdicts)
+
+
+def increasing_decay(mini: Mini) -> Finding:
+    """N like B with warm-up."""
+    a = mini.minus("N", "B")
+    losses = {
+        row: [results.dev_loss(r, "decayed") for r in at_best(mini.records, row, "quarter")] for row in ("N", "B")
+    }
+    text = shown("at `mini`, N − B", a)
+    if all(losses.values()):
+        best = " and ".join(number(losses[row][0]) for row in ("N", "B"))
+        text += f"; each at its best step size at `quarter`, decayed, one seed: {best}"
+    return text, a.as_good(SAME_LOSS)
+
+
+def headline(mini: Mini) -> Finding:
+    """O without warm-up like B with it."""
+    a = mini.minus("O-", "B")
+    text, verdict = against(mini.records, "O", "B")
+    return "; ".join(part for part in (shown("at `mini`, O − B", a), text) if part), (
+        verdict if text else a.as_good(SAME_LOSS)
+    )
+
+
+def momentum(mini: Mini) -> Finding:
+    """P gains little over O."""
+    a = mini.minus("O-", "P-")
+    text, verdict = against(mini.records, "O", "P")
+    return "; ".join(part for part in (shown("at `mini`, O − P", a), text) if part), (
+        verdict if text else a.as_good(SAME_LOSS)
+    )
+
+
+def embeddings(mini: Mini) -> Finding:
+    """Adafactor loses less than Adam when embeddings are scaled otherwise."""
+    noise = results.noise(mini.records, ("mini",))
+    texts, verdicts = [], []
+    for scheme in ("unit", "plain"):
+        lost: dict[str, dict[int, float]] = {}
+        for row in ("O", "Adam"):
+            by = {
+                s: {r["config"]["seed"]: results.dev_loss(r) for r in results.select(
+                    mini.records, "mini", tied=False, embedding=s, row=row)} for s in ("scaled", scheme)
+            }  # fmt: skip
+            lost[row] = {seed: by[scheme][seed] - by["scaled"][seed] for seed in by[scheme] if seed in by["scaled"]}
+        pairs = [lost["O"][seed] - lost["Adam"][seed] for seed in lost["O"] if seed in lost["Adam"]]
+        found = Difference(results.mean(pairs), noise.half(len(pairs), settings=4), len(pairs))
+        losses = [number(results.mean(lost[row].values())) for row in ("Adam", "O")]
+        texts.append(f"{scheme}: Adam loses {losses[0]}, Adafactor {losses[1]}, {shown('difference', found)}")
+        verdicts.append(found.better(SAME_LOSS))
+    return "; ".join(texts), together(*verdicts)
+
+
+def sgd(mini: Mini) -> Finding:
+    """SGD worse than A, and dependent on its learning rate."""
+    rates = ("Q1", "Q10", "Q100", "Q150", "Q200", "Q300")
+    found = {q: math.nan if any(r["diverged"] for r in mini.runs(q)) else mini.loss(q) for q in rates}
+    best = min((q for q in rates if math.isfinite(found[q])), key=lambda q: found[q], default="Q1")
+    a = mini.minus("A", best)
+    text = ", ".join(f"{q[1:]}·s {'diverged' if math.isnan(v) else number(v)}" for q, v in found.items())
+    return f"with warm-up: {text}; {shown('A − the best of them', a)}", a.better(SAME_LOSS)
+
+
+def memory(mini: Mini) -> Finding:
+    """Sublinear state."""
+    bytes_of = {row: runs[0]["state_bytes"] for row in "ABO" if (runs := mini.runs(row))}
+    weights = next((r["parameter_bytes"] for r in mini.runs("O")), math.nan)
+    text = ", ".join(f"{row} {size:,} ({100 * size / weights:.1f} %)" for row, size in bytes_of.items())
+    small = "O" in bytes_of and "A" in bytes_of and bytes_of["O"] < 0.05 * bytes_of["A"]
+    return f"bytes of state at `mini`, and of the weights: {text}", HOLDS if small else UNDECIDED
+
+
+CLAIMS: tuple[tuple[str, Callable[[Mini], Finding]], ...] = (
+    ("Adafactor without momentum or warm-up (O) does as well as Adam with both (B)", headline),
+    ("Momentum adds little to Adafactor (P beside O)", momentum),
+    ("Factored second moments (C, J) do as well as full ones (A, H)", factoring),
+    ("Row means alone (D) suffice, column means alone (E) fail", rows_not_columns),
+    ("Fast decay (G) converges worse than slow (A)", fast_decay),
+    ("Slow decay without warm-up is unstable; clipping, variable decay and momentum help", slow_decay_is_unstable),
+    ("Clipping at 1 (H) helps, and more than at 2 (I)", clip_one),
+    ("RMS(U) stays near 1 with fast decay and fluctuates with slow (Figure 1)", rms_update),
+    ("Increasing decay with clipping (N) does as well as Adam (B), with warm-up", increasing_decay),
+    ("Relative steps are more resilient to the embedding's scale (Table 3)", embeddings),
+    ("SGD is worse, and depends on its learning rate (Q)", sgd),
+    ("Sublinear memory", memory),
+)
+
+
+def table(records: list[Record]) -> Table | None:
+    """Claims, measurements, verdicts."""
+    if not records:
+        return None
+    mini = Mini(records)
+    rows = [[claim, verdict, text] for claim, work in CLAIMS for text, verdict in (work(mini),)]
+    note = (
+        "Differences are of the dev loss, with half their 95 % interval over seeds: negative where the first is better "
+        f"(of BLEU: positive). “As well as” holds if the whole interval is below +{SAME_LOSS:g} (BLEU: above "
+        f"−{SAME_BLEU:g}), and does not if all of it is beyond. “Better” holds if the whole interval is below 0, and "
+        f"does not if a lead of more than {SAME_LOSS:g} is excluded. Anything else is not decided at this scale."
+    )
+    return Table("The claims", note, ["claim of the paper", "verdict", "measured"], rows, 3)
