@@ -83,7 +83,7 @@ def clip_one(mini: Mini) -> Finding:
 
 def rms_update(mini: Mini) -> Finding:
     """RMS(U) near 1 with fast decay, fluctuating with slow."""
-    found = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for row in ("G", "A"):
         for run in mini.runs(row):
             values = [value for step, value in run["rms_update"]["values"] if step > run["steps"] / 10]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 
 from lab import results
 from lab.experiments import COMPARED, SWEEP_ROWS
@@ -25,15 +24,6 @@ class Table:
     heads: list[str]
     rows: list[list[str]]
     words: int = 1  # the first columns that are text
-
-    def html(self) -> str:
-        """The table alone; on a narrow screen it scrolls inside its frame."""
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.heads)
-        lines = []
-        for row in self.rows:
-            cells = (f'<td class="{"" if i < self.words else "n"}">{escape(c)}</td>' for i, c in enumerate(row))
-            lines.append(f"<tr>{''.join(cells)}</tr>")
-        return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
     def markdown(self) -> str:
         """Title, note and table."""
