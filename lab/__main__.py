@@ -12,6 +12,7 @@ from lab import commands
 from lab.corpus import PARTS
 from lab.presets import SCALES
 from lab.table import ROWS, TABLE_3
+from lab.train import WAYS
 
 
 def main() -> int:
@@ -67,6 +68,20 @@ def parser() -> argparse.ArgumentParser:
 
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
+
+    several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
+    several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")
+    several.add_argument("--scale", choices=list(SCALES), default="small")
+    several.add_argument("--seed", type=int, default=0, help="of the runs whose translations are compared")
+    several.add_argument("--way", choices=WAYS, default="last", help="the weights whose translations are compared")
+    several.add_argument(
+        "--significance", action="store_true", help="paired bootstrap against the first (needs the text)"
+    )
+    several.add_argument("--output", type=Path, default=Path("runs/compare.html"))
+    _command(add("significance", help="paired bootstrap of the headline's runs, kept for the report"),
+             commands.keep_significance)  # fmt: skip
+    live = _command(add("watch", help="the runs at work, live"), commands.watch_runs)
+    live.add_argument("--once", action="store_true", help="print them once")
 
     say = _command(add("translate", help="translate a sentence with a trained run"), commands.translate_one)
     say.add_argument("sentence")

@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Display
+from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import experiments, vocabulary
+from lab import experiments, significance, vocabulary
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
 from lab.files import LockedError, write_text
 from lab.model import Shape, Transformer
 from lab.pool import RECORDS, find_record, record_path, run_missing, summary
 from lab.presets import SCALES, Job, untied
+from lab.progress import Shown, watch
 from lab.report import render
 from lab.sharded import Processes
-from lab.train import Options, Progress, read_record, run, run_folder
+from lab.train import Options, read_record, run, run_folder
 
 DEMO_SENTENCES = (
     "This package contains the documentation.",
@@ -61,7 +61,7 @@ def run_one(arguments: argparse.Namespace) -> int:
         shutil.rmtree(run_folder(job, cache), ignore_errors=True)
     processes.wait()
     bar, tensorboard = processes.leader and not arguments.quiet, processes.leader and arguments.tensorboard
-    show = _Shown(job, cache, bar, tensorboard)
+    show = Shown(job, cache, bar, tensorboard)
     options = Options(cache, arguments.checkpoint_seconds, arguments.device, show, processes=processes)
     try:
         with show:
@@ -74,48 +74,6 @@ def run_one(arguments: argparse.Namespace) -> int:
         print(summary(record))
     processes.leave()
     return 0
-
-
-class _Shown:
-    """Shows a run's progress as a bar, in a file for a parent process, and in TensorBoard, as asked for."""
-
-    def __init__(self, job: Job, cache: Path, bar: bool, tensorboard: bool) -> None:
-        self.job, self.folder = job, run_folder(job, cache)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
-        self.display = Display(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not bar)
-        self.task = self.display.add_task(job.name, total=job.scale.steps, note="")
-        self.written = 0.0
-        self.writer: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # an option, so not needed to start
-
-            self.writer = SummaryWriter(str(self.folder / "tensorboard"))
-
-    def __enter__(self) -> None:
-        self.display.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.display.stop()
-        if self.writer:
-            self.writer.close()
-
-    def __call__(self, progress: Progress) -> None:
-        steps, speed = self.job.scale.steps, progress.tokens / max(progress.seconds, 1e-9)
-        note = f"loss {progress.smooth_loss():.3f}  {speed:,.0f} tokens/s"
-        self.display.update(self.task, completed=progress.step, note=note)
-        if self.writer:
-            self.writer.add_scalar("loss", progress.losses[-1], progress.step)
-            if progress.rms_updates:
-                self.writer.add_scalar("rms_update", progress.rms_updates[-1], progress.step)
-        if time.monotonic() - self.written > 1 or progress.step == steps:
-            self.written = time.monotonic()
-            now = {
-                "step": progress.step,
-                "steps": steps,
-                "loss": progress.smooth_loss(),
-                "tokens_per_second": speed,
-            }
-            write_text(self.folder / "progress.json", json.dumps(now))
 
 
 def run_table(arguments: argparse.Namespace) -> int:
@@ -141,8 +99,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 def reproduce(arguments: argparse.Namespace) -> int:
     """Run all that is missing, then write the report."""
     status = _run_all(arguments, experiments.everything())
-    arguments.output = Path("runs/report.html")
-    return write_report(arguments) or status
+    _write_page(arguments.records or RECORDS, Path("runs/report.html"))
+    return status
 
 
 def precision_runs(arguments: argparse.Namespace) -> int:
@@ -162,7 +120,7 @@ def precision_runs(arguments: argparse.Namespace) -> int:
     missing = [job for job in precision.jobs() if read_record(record_path(job, records), job) is None]
     print(f"{len(precision.jobs())} runs, {len(missing)} of them to be done.", flush=True)
     for job in missing:
-        show = _Shown(job, cache, bar=True, tensorboard=False)
+        show = Shown(job, cache, bar=True, tensorboard=False)
         with show:
             record = precision.run(job, corpus, Options(cache, on_progress=show))
         write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
@@ -183,11 +141,57 @@ def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
 
 
 def write_report(arguments: argparse.Namespace) -> int:
-    """Write the page of all records."""
-    records = arguments.records or RECORDS
-    found = [record for record in _read_all(records) if "rounding" not in record["config"]]  # those have their own page
-    write_text(arguments.output, render(found))
-    print(f"The report is in {arguments.output}")
+    """Write the page of all records and, if asked for, the tables of the document."""
+    _write_page(arguments.records or RECORDS, arguments.output)
+    return 0
+
+
+def _write_page(records: Path, output: Path) -> None:
+    write_text(output, render(_of_the_paper(records)))
+    print(f"The report is in {output}")
+
+
+def _of_the_paper(folder: Path) -> list[dict[str, Any]]:
+    """All records but those of the experiment on rounding, which has its own page."""
+    return [record for record in _read_all(folder) if "rounding" not in record["config"]]
+
+
+def compare_runs(arguments: argparse.Namespace) -> int:
+    """Print and draw any set of recorded runs."""
+    from lab import compare
+
+    records = _of_the_paper(arguments.records or RECORDS)
+    groups = compare.group(records, arguments.runs, arguments.scale)
+    if not groups:
+        print(f"There are no records of {' '.join(arguments.runs)} at {arguments.scale}.")
+        return 1
+    found = compare.table(records, groups)
+    shown = RichTable(box=None, padding=(0, 1))
+    for head in found.heads:
+        shown.add_column(head, no_wrap=head == "runs")
+    for row in found.rows:
+        shown.add_row(*row)
+    Console().print(shown)
+    runs = [run for group in groups.values() for run in group if run["config"]["seed"] == arguments.seed]
+    if arguments.significance:
+        for line in significance.differences(runs, _corpus(arguments).test, arguments.way):
+            print(line)
+    write_text(arguments.output, compare.draw(records, groups))
+    print(f"The curves are in {arguments.output}")
+    return 0
+
+
+def keep_significance(arguments: argparse.Namespace) -> int:
+    """Compute the paired bootstrap of the headline's runs and keep it for the report."""
+    records = _of_the_paper(arguments.records or RECORDS)
+    significance.keep(significance.compute(records, _corpus(arguments).test))
+    print(f"Kept in {significance.KEPT}")
+    return 0
+
+
+def watch_runs(arguments: argparse.Namespace) -> int:
+    """Show the runs at work."""
+    watch(_cache(arguments), arguments.once)
     return 0
 
 

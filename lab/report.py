@@ -6,7 +6,7 @@ import math
 import re
 from html import escape
 
-from lab import claims, results, tables
+from lab import claims, results, significance, tables
 from lab.charts import Chart, Line, frame, ticks
 from lab.claims import at_best
 from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS
@@ -127,7 +127,7 @@ def _headline(records: list[Record]) -> str:
     groups = {row: at_best(records, row, "small") for row in BEST if at_best(records, row, "small")}
     drawn = [curves("Training loss, each row at its best step size", groups, COLOURS)] if groups else []
     drawn += [ways_chart(records, groups, COLOURS, bleu) for bleu in (False, True)] if groups else []
-    return section(tables.headline(records), charts(drawn))
+    return section(tables.headline(records), charts(drawn)) + section(significance.table())
 
 
 def _step_sizes(records: list[Record]) -> str:
