@@ -43,12 +43,16 @@ def parser() -> argparse.ArgumentParser:
     _command(add("corpus", help="fetch, clean and split the corpus, and count it"), commands.show_corpus)
 
     one = _command(add("run", help="one row of Table 2: train, translate, record"), commands.run_one)
-    one.add_argument("row", choices=list(ROWS), metavar="ROW", help=f"one of {' '.join(ROWS)}")
+    one.add_argument("row", choices=list(ROWS), metavar="ROW", nargs="?", default="O",
+                     help=f"one of {' '.join(ROWS)} (default: O, Adafactor)")  # fmt: skip
     _job_options(one)
     one.add_argument("--quiet", action="store_true", help="no progress bar; only a progress file")
     one.add_argument("--device", default="cpu", help="as torch names it (default: cpu)")
     one.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     one.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs into the run's folder")
+    one.add_argument("--bfloat16", action="store_true", help="products in bfloat16 (autocast), weights in float32")
+    one.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    one.add_argument("--accumulate", type=int, default=1, metavar="N", help="a step in N passes, for a smaller card")
     one.add_argument("--again", action="store_true", help="forget an earlier result of the same run")
 
     for name, text, work in (
@@ -102,7 +106,11 @@ def _command(sub: argparse.ArgumentParser, work: Callable[[argparse.Namespace], 
     for part in PARTS:
         for side in ("source", "target"):
             sub.add_argument(f"--{part}-{side}", type=Path, metavar="FILE", help=argparse.SUPPRESS)
-    sub.epilog = "A corpus of your own, a sentence a line: --train-source FILE --train-target FILE --dev-… --test-…"
+    sub.epilog = (
+        "A corpus of your own, a sentence a line: --train-source FILE --train-target FILE --dev-source FILE "
+        "--dev-target FILE, and --test-source FILE --test-target FILE if there is a test set. The paper's: WMT 2014 "
+        "English-German, with newstest2013 as dev, and `run --scale base`."
+    )
     return sub
 
 
@@ -112,7 +120,7 @@ def _job_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--multiplier", type=float, help="of the paper's step size (default: the scale's)")
     sub.add_argument("--embedding", choices=list(TABLE_3), help="untie the softmax, with this embedding scheme")
-    sub.add_argument("--checkpoint-seconds", type=float, default=30.0, help="time between checkpoints")
+    sub.add_argument("--checkpoint-seconds", type=float, help="time between checkpoints (default: 30; base: 600)")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def rms_update(mini: Mini) -> Finding:
     for row in ("G", "A"):
         for run in mini.runs(row):
             values = [value for step, value in run["rms_update"]["values"] if step > run["steps"] / 10]
-            found.setdefault(row, []).append((statistics.mean(values), statistics.stdev(values)))
+            found.setdefault(row, []).append((statistics.mean(values), statistics.pstdev(values)))
     if len(found) < 2:
         return "no runs", UNDECIDED
     text = "; ".join(f"{row}: " + ", ".join(f"{m:.2f} ± {s:.2f}" for m, s in pairs) for row, pairs in found.items())

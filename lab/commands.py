@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def run_one(arguments: argparse.Namespace) -> int:
     scale = SCALES[arguments.scale]
     if arguments.embedding:
         scale = untied(scale, arguments.embedding)
+    scale = replace(scale, autocast=arguments.bfloat16)
     job = Job(arguments.row, scale, arguments.warmup, arguments.seed, arguments.multiplier, _corpus_label(corpus))
     records = arguments.records or cache / "records"
     processes = Processes()
@@ -62,7 +64,10 @@ def run_one(arguments: argparse.Namespace) -> int:
     processes.wait()
     bar, tensorboard = processes.leader and not arguments.quiet, processes.leader and arguments.tensorboard
     show = Shown(job, cache, bar, tensorboard)
-    options = Options(cache, arguments.checkpoint_seconds, arguments.device, show, processes=processes)
+    pause = arguments.checkpoint_seconds
+    pause = pause if pause is not None else 600.0 if scale.name == "base" else 30.0
+    compiler = "inductor" if arguments.compile else None
+    options = Options(cache, pause, arguments.device, show, processes, arguments.accumulate, compiler)
     try:
         with show:
             record = run(job, corpus, options)

@@ -69,7 +69,7 @@ class Spread:
         return student * self.deviation * math.sqrt(settings / count)
 
 
-def spread(values: Mapping[tuple[Hashable, int], float]) -> Spread:
+def spread(values: Mapping[Any, float]) -> Spread:
     """The residual deviation of (setting, seed) → value about setting effects plus seed effects (least squares).
 
     One seed is the same batches and the same start for all settings, so it moves them together: what is left is

@@ -59,6 +59,8 @@ class Options:
     device: str = "cpu"
     on_progress: Callable[[Progress], None] = lambda progress: None
     processes: Processes = field(default_factory=Processes)
+    accumulate: int = 1  # backward passes of a step, for a device that has no room for the whole batch
+    compiler: str | None = None  # torch.compile's backend; None: not compiled
 
 
 def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Trainer] | None = None) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Trainer:
         self.job, self.corpus, self.options = job, corpus, options
         self.folder = run_folder(job, options.cache)
         self.vocabulary = vocabulary.train(corpus, job.scale.vocabulary, options.cache)
-        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens)
+        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens, job.scale.longest)
         torch.manual_seed(job.seed)
         self.device = torch.device(options.device)
         self.model = Transformer(job.scale.shape, len(self.vocabulary)).to(self.device)
@@ -122,6 +124,8 @@ class Trainer:
         self.initial_loss = self._dev_loss(self.model)
         self.processes = options.processes
         self.processes.shard(self.model)
+        if options.compiler:
+            self.model.compile(backend=options.compiler, dynamic=True)
         self.optimizer = make_optimizer(job.settings, self.model.named_parameters())
         self._cpu = time.process_time()
 
@@ -178,18 +182,27 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad()
-        mine, weight = self.processes.share(batch)
-        loss = self.model.loss(mine.source, mine.target_in, mine.target_out, self.job.scale.smoothing) * weight
-        progress.losses += self.processes.mean(loss.item())
+        progress.losses += self.processes.mean(self._backward(batch))
         progress.tokens += batch.tokens
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
         if not progress.diverged:
-            torch.autograd.backward(loss)
             self.optimizer.step()
             progress.rms_updates.append(self._rms_update())
             if self.job.scale.branch and progress.step in snapshots(self.job.scale.steps):
                 for name, value in self.processes.whole(self.model.state_dict()).items():
                     self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+
+    def _backward(self, batch: Batch) -> float:
+        """Leave the gradients of the batch's loss, and return the share of this process in it."""
+        mine, weight = self.processes.share(batch)
+        total = 0.0
+        for part, share in mine.split(self.options.accumulate):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.scale.autocast):
+                loss = self.model.loss(part.source, part.target_in, part.target_out, self.job.scale.smoothing)
+            loss = loss * (weight * share)
+            total += loss.item()
+            torch.autograd.backward(loss)
+        return total
 
     def _rate(self) -> float:
         """The step size of the step that is counted already; after the last step it falls to zero in a line."""
