@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = top.add_subparsers(title="commands", required=True, metavar="COMMAND").add_parser
 
-    _command(add("demo", help="train Adam and Adafactor side by side, and translate with both"), commands.demo)
+    _command(add("demo", help="train Adam and Adafactor side by side, and translate with both"), commands.show_demo)
     _command(add("corpus", help="fetch, clean and split the corpus, and count it"), commands.show_corpus)
 
     one = _command(add("run", help="one row of Table 2: train, translate, record"), commands.run_one)
@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
+    page.add_argument("--document", type=Path, help="also put the tables into this Markdown file, between its marks")
 
     several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
     several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")
@@ -102,7 +103,7 @@ def _command(sub: argparse.ArgumentParser, work: Callable[[argparse.Namespace], 
     sub.set_defaults(work=work)
     sub.add_argument("--cache", type=Path, help="folder of corpus, checkpoints and weights (default: in ~/.cache)")
     sub.add_argument("--records", type=Path, help="folder of the results (default: lab/records)")
-    sub.add_argument("--corpus", default="debian", help="debian (default), generated or own")
+    sub.add_argument("--corpus", default="debian", help="debian (default), help, generated or own")
     for part in PARTS:
         for side in ("source", "target"):
             sub.add_argument(f"--{part}-{side}", type=Path, metavar="FILE", help=argparse.SUPPRESS)

@@ -17,23 +17,17 @@ from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import experiments, significance, vocabulary
+from lab import demo, experiments, results, significance, vocabulary
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
-from lab.files import LockedError, write_text
+from lab.files import LockedError, put_between, write_text
 from lab.model import Shape, Transformer
 from lab.pool import RECORDS, find_record, record_path, run_missing, summary
 from lab.presets import SCALES, Job, untied
 from lab.progress import Shown, watch
-from lab.report import render
+from lab.report import MARKS, markdown, render
 from lab.sharded import Processes
 from lab.train import Options, read_record, run, run_folder
-
-DEMO_SENTENCES = (
-    "This package contains the documentation.",
-    "Click the button to open the file.",
-    "I do not know where he lives.",
-)
 
 
 def show_corpus(arguments: argparse.Namespace) -> int:
@@ -148,6 +142,9 @@ def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
 def write_report(arguments: argparse.Namespace) -> int:
     """Write the page of all records and, if asked for, the tables of the document."""
     _write_page(arguments.records or RECORDS, arguments.output)
+    if arguments.document:
+        put_between(arguments.document, *MARKS, markdown(_of_the_paper(arguments.records or RECORDS)))
+        print(f"The tables are in {arguments.document}")
     return 0
 
 
@@ -204,34 +201,35 @@ def _read_all(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
 
 
-def demo(arguments: argparse.Namespace) -> int:
-    """Adam (row B) and Adafactor (row O) side by side, from the corpus to translations and a report."""
+def show_demo(arguments: argparse.Namespace) -> int:
+    """Adam (row B) and Adafactor (row O) side by side, from the corpus to translations and a page."""
     began = time.monotonic()
-    cache, corpus = _cache(arguments), _corpus(arguments)
+    cache, corpus = _cache(arguments), _corpus(arguments, instead_of_debian="help")
     print(corpora.counts(corpus))
     scale = SCALES["offline" if corpus.name == "generated" else "demo"]
     label = _corpus_label(corpus)
     jobs = [Job("B", scale, True, corpus=label), Job("O", scale, False, corpus=label)]
-    records = cache / "demo"
-    for folder in (records, *(run_folder(job, cache) for job in jobs)):
+    kept = cache / "demo"
+    for folder in (kept, *(run_folder(job, cache) for job in jobs)):
         shutil.rmtree(folder, ignore_errors=True)  # the demo shows the training, not an old result
     vocabulary.train(corpus, scale.vocabulary, cache)
-    if run_missing(jobs, records, cache):
+    if run_missing(jobs, kept, cache):
         return 1
-    print(f"\n{'':<24}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'seconds':>9}")
-    for job, title in zip(jobs, ("Adam (row B)", "Adafactor (row O)"), strict=True):
-        record = find_record(job, records, cache)
-        assert record is not None
-        seconds = record["train_seconds"] + record["evaluate_seconds"]
-        score = record["bleu"]["test"]["all"]
-        print(f"{title:<24}{record['dev_loss']:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{seconds:>9.0f}")
-    for job in jobs:
-        say = _translator(run_folder(job, cache), corpus, cache)
-        print(f"\n{job.row}:")
-        for sentence in DEMO_SENTENCES if corpus.name == "debian" else [pair.english for pair in corpus.test[:3]]:
-            print(f"  {sentence}\n    {say(sentence)}")
-    arguments.output, arguments.records = Path("runs/demo.html"), records
-    write_report(arguments)
+    records = [record for job in jobs if (record := find_record(job, kept, cache))]
+    print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'ms a step':>11}")
+    for record in records:
+        title, loss = demo.NAMES[record["config"]["row"]["name"]], results.dev_loss(record, "decayed")
+        score, speed = results.test_bleu(record, "decayed"), 1000 * demo.step_seconds(record)
+        print(f"{title:<32}{loss:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{speed:>11.0f}")
+    say = {job.row: _translator(run_folder(job, cache), corpus, cache) for job in jobs}
+    sentences = list(demo.SENTENCES) if corpus.name == "help" else [pair.english for pair in corpus.test[:3]]
+    for sentence in sentences:
+        print(f"\n{sentence}")
+        for row, translate_ in say.items():
+            print(f"  {row}  {translate_(sentence)}")
+    output = Path("runs/demo.html")
+    write_text(output, demo.render(records, say, sentences, corpus.test))
+    print(f"\nCurves, costs and more translations, the worst among them, are in {output}")
     print(f"{time.monotonic() - began:.0f} s in all")
     return 0
 
@@ -252,7 +250,8 @@ def _translator(folder: Path, corpus: Corpus, cache: Path) -> Callable[[str], st
     scale = json.loads((folder / "config.json").read_text())["scale"]
     words = vocabulary.train(corpus, scale["vocabulary"], cache)
     model = Transformer(Shape(**scale["shape"]), len(words))
-    load_model(model, str(folder / "weights.safetensors"))
+    decayed = folder / "decayed.safetensors"
+    load_model(model, str(decayed if decayed.exists() else folder / "weights.safetensors"))
     return lambda sentence: translate(model, words, [sentence])[0]
 
 
@@ -270,10 +269,10 @@ def _cache(arguments: argparse.Namespace) -> Path:
     return (arguments.cache or corpora.cache_folder()).expanduser().resolve()
 
 
-def _corpus(arguments: argparse.Namespace) -> Corpus:
+def _corpus(arguments: argparse.Namespace, instead_of_debian: str = "debian") -> Corpus:
     paths = {part: (getattr(arguments, f"{part}_source"), getattr(arguments, f"{part}_target")) for part in PARTS}
     own = {part: pair for part, pair in paths.items() if all(pair)}
-    name = "own" if own else arguments.corpus
+    name = "own" if own else instead_of_debian if arguments.corpus == "debian" else arguments.corpus
     return corpora.load_or_generated(name, _cache(arguments), OwnFiles(own))
 
 

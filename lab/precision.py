@@ -20,7 +20,7 @@ from adafactor import Adafactor
 from lab import train
 from lab.batches import Batches
 from lab.corpus import Corpus
-from lab.files import write_text
+from lab.files import put_between
 from lab.model import Layer, Transformer
 from lab.presets import SCALES, Job, Scale
 from lab.results import Record
@@ -231,12 +231,7 @@ def _spread(values: list[float], signed: bool = False) -> str:
 
 def render(records: list[Record], document: Path, picture: Path) -> None:
     """Put the tables into the document, between its two marks, and draw the figure."""
-    text = document.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise ValueError(f"{document} has no place for the tables: the marks {BEGIN.strip()} and {END.strip()}")
-    write_text(document, f"{before}{BEGIN}\n{tables(records)}\n{END}{after}")
+    put_between(document, BEGIN, END, tables(records))
     if records:
         draw(records, picture)
 

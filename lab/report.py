@@ -16,6 +16,7 @@ from lab.table import PAPER_STEPS, ROWS, TABLE_2
 from lab.tables import WAY_NAMES, Table
 from lab.train import WAYS
 
+MARKS = "<!-- from the records: python -m lab report --document docs/reproduction.md -->\n", "<!-- end -->\n"
 COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2"}
 
 
@@ -30,6 +31,14 @@ def render(records: list[Record]) -> str:
         "The paper's figures stand beside ours; the two are not on one scale, so compare their order, "
         f"not their values.</p>{body}",
     )
+
+
+def markdown(records: list[Record]) -> str:
+    """The tables of the page, for the document."""
+    made = (claims.table(records), tables.headline(records), significance.table(), tables.step_sizes(records),
+            tables.suspects(records), tables.table_2(records), tables.stability(records), tables.table_3(records),
+            tables.times(records))  # fmt: skip
+    return "\n".join(table.markdown() for table in made if table)
 
 
 def page(title: str, body: str) -> str:

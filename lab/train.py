@@ -151,8 +151,8 @@ class Trainer:
             return
         model = self.averaged() if way == "mean" else self.whole()
         if self.processes.leader:
-            if way == "last":
-                save_weights(model, self.folder / "weights.safetensors")
+            if way != "mean":
+                save_weights(model, self.folder / ("weights.safetensors" if way == "last" else f"{way}.safetensors"))
             self.found[way] = self.evaluate(model)
         self.checkpoint()
 
