@@ -11,6 +11,7 @@ from lab import results
 from lab.experiments import BEST, COMPARED
 from lab.results import FAILS, HOLDS, SAME_BLEU, SAME_LOSS, UNDECIDED, Difference, Record
 from lab.tables import Table, number
+from lab.train import WAYS
 
 Finding = tuple[str, str]  # what was measured, and the verdict
 
@@ -99,57 +100,49 @@ def rms_update(mini: Mini) -> Finding:
 
 def at_best(records: list[Record], row: str, scale: str) -> list[Record]:
     """A compared row's runs at its best step size."""
-    if scale == "small":
-        return results.select(records, scale, row=row, warmup=COMPARED[row], multiplier=BEST[row])
-    runs = results.select(records, scale, row=row, warmup=COMPARED[row])
-    curve = results.sweep_curve(runs, "decayed")
-    best = min(curve, key=lambda point: point[1])[0] if curve else math.nan
-    return [r for r in runs if r["config"]["multiplier"] == best]
+    return results.select(records, scale, row=row, warmup=COMPARED[row], multiplier=BEST[row])
 
 
-def against(records: list[Record], first: str, second: str) -> Finding:
-    """Two compared rows, each at its best step size, at `small` in three ways."""
-    parts, verdicts = [], []
-    for way, name in (("last", "last"), ("mean", "mean"), ("decayed", "decayed")):
-        both = at_best(records, first, "small"), at_best(records, second, "small")
-        loss = results.difference(*both, results.noise(records, ("small",), way), way)
-        bleu = results.difference(*both, results.noise(records, ("small",), way, True), way, bleu=True)
-        parts.append(f"{name}: loss {loss}, BLEU {Difference(-bleu.mean, bleu.half, bleu.seeds)}")
-        verdicts += [loss.as_good(SAME_LOSS), bleu.as_good(SAME_BLEU)]
-    seeds = results.difference(*both, results.noise(records, ("small",)), "last").seeds
-    text = f"{first} − {second} at `small`, {seeds} seed{'s' * (seeds != 1)}: {'; '.join(parts)}" if seeds else ""
-    return text, together(*verdicts)
+def against(records: list[Record], first: str, second: str) -> list[Finding]:
+    """Two compared rows, each at its best step size, in three ways: what each scale says that has runs of both."""
+    found = []
+    for scale in ("small", "quarter"):
+        both = at_best(records, first, scale), at_best(records, second, scale)
+        parts, verdicts, seeds = [], [], 0
+        for way in WAYS:
+            loss = results.difference(*both, results.noise(records, (scale,), way), way)
+            bleu = results.difference(*both, results.noise(records, (scale,), way, True), way, bleu=True)
+            parts.append(f"{way}: loss {loss}, BLEU {Difference(-bleu.mean, bleu.half, bleu.seeds)}")
+            verdicts += [loss.as_good(SAME_LOSS), bleu.as_good(SAME_BLEU)]
+            seeds = max(seeds, loss.seeds)
+        if seeds:
+            text = f"{first} − {second} at `{scale}`, {seeds} seed{'s' * (seeds != 1)}: {'; '.join(parts)}"
+            found.append((text, together(*verdicts)))
+    return found
+
+
+def compared(mini: Mini, first: str, second: str, names: tuple[str, str]) -> Finding:
+    """The first as good as the second, at `mini` and at the larger scales: what the largest decides counts."""
+    a = mini.minus(*names)
+    larger = against(mini.records, first, second)
+    decided = [verdict for _, verdict in larger if verdict != UNDECIDED]
+    verdict = decided[0] if decided else UNDECIDED if larger else a.as_good(SAME_LOSS)
+    return "; ".join([shown(f"at `mini`, {first} − {second}", a), *(text for text, _ in larger)]), verdict
 
 
 def increasing_decay(mini: Mini) -> Finding:
     """N like B with warm-up."""
-    a = mini.minus("N", "B")
-    losses = {
-        row: [results.dev_loss(r, "decayed") for r in at_best(mini.records, row, "quarter")] for row in ("N", "B")
-    }
-    text = shown("at `mini`, N − B", a)
-    if all(losses.values()):
-        best = " and ".join(number(losses[row][0]) for row in ("N", "B"))
-        text += f"; each at its best step size at `quarter`, decayed, one seed: {best}"
-    return text, a.as_good(SAME_LOSS)
+    return compared(mini, "N", "B", ("N", "B"))
 
 
 def headline(mini: Mini) -> Finding:
     """O without warm-up like B with it."""
-    a = mini.minus("O-", "B")
-    text, verdict = against(mini.records, "O", "B")
-    return "; ".join(part for part in (shown("at `mini`, O − B", a), text) if part), (
-        verdict if text else a.as_good(SAME_LOSS)
-    )
+    return compared(mini, "O", "B", ("O-", "B"))
 
 
 def momentum(mini: Mini) -> Finding:
     """P gains little over O."""
-    a = mini.minus("O-", "P-")
-    text, verdict = against(mini.records, "O", "P")
-    return "; ".join(part for part in (shown("at `mini`, O − P", a), text) if part), (
-        verdict if text else a.as_good(SAME_LOSS)
-    )
+    return compared(mini, "O", "P", ("O-", "P-"))
 
 
 def embeddings(mini: Mini) -> Finding:

@@ -35,9 +35,9 @@ def render(records: list[Record]) -> str:
 
 def markdown(records: list[Record]) -> str:
     """The tables of the page, for the document."""
-    made = (claims.table(records), tables.headline(records), significance.table(), tables.step_sizes(records),
-            tables.suspects(records), tables.table_2(records), tables.stability(records), tables.table_3(records),
-            tables.times(records))  # fmt: skip
+    made = [claims.table(records), *(tables.headline(records, scale) for scale in ("small", "quarter"))]
+    made += [significance.table(), tables.step_sizes(records), tables.suspects(records), tables.table_2(records)]
+    made += [tables.stability(records), tables.table_3(records), tables.times(records)]
     return "\n".join(table.markdown() for table in made if table)
 
 
@@ -133,10 +133,13 @@ def ways_chart(records: list[Record], groups: dict[str, list[Record]], styles: d
 
 
 def _headline(records: list[Record]) -> str:
-    groups = {row: at_best(records, row, "small") for row in BEST if at_best(records, row, "small")}
-    drawn = [curves("Training loss, each row at its best step size", groups, COLOURS)] if groups else []
-    drawn += [ways_chart(records, groups, COLOURS, bleu) for bleu in (False, True)] if groups else []
-    return section(tables.headline(records), charts(drawn)) + section(significance.table())
+    text = ""
+    for scale in ("small", "quarter"):
+        groups = {row: runs for row in BEST if (runs := at_best(records, row, scale))}
+        drawn = [curves("Training loss, each row at its best step size", groups, COLOURS)] if groups else []
+        drawn += [ways_chart(records, groups, COLOURS, bleu) for bleu in (False, True)] if groups else []
+        text += section(tables.headline(records, scale), charts(drawn))
+    return text + section(significance.table())
 
 
 def _step_sizes(records: list[Record]) -> str:

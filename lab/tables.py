@@ -51,27 +51,30 @@ def count_seeds(runs: list[Record]) -> str:
     return str(len({record["config"]["seed"] for record in runs}))
 
 
-def headline(records: list[Record]) -> Table | None:
-    """Adam and Adafactor at the default scale, evaluated in three ways."""
+def headline(records: list[Record], scale: str) -> Table | None:
+    """Adam and Adafactor with several seeds, evaluated in three ways."""
     rows = []
     for row, warm in COMPARED.items():
-        for multiplier in sorted({r["config"]["multiplier"] for r in results.select(records, "small", row=row)}):
-            runs = results.select(records, "small", row=row, warmup=warm, multiplier=multiplier)
+        for multiplier in sorted({r["config"]["multiplier"] for r in results.select(records, scale, row=row)}):
+            runs = results.select(records, scale, row=row, warmup=warm, multiplier=multiplier)
+            if not runs or (scale == "quarter" and len(runs) < 2):
+                continue  # single seeds of it are in the sweep's table
             cells = [f"{row}, {'warm-up' if warm else 'no warm-up'}", ROWS[row].describe(), f"×{multiplier:g}"]
             cells.append(count_seeds(runs))
             for bleu in (False, True):
                 for way in WAYS:
-                    cells.append(over_seeds(runs, results.noise(records, ("small",), way, bleu), way, bleu))
+                    cells.append(over_seeds(runs, results.noise(records, (scale,), way, bleu), way, bleu))
             rows.append([*cells, f"{runs[0]['state_bytes']:,}"])
     heads = ["run", "optimizer", "step size", "seeds"]
     heads += [f"{what}, {WAY_NAMES[way]}" for what in ("dev loss", "BLEU") for way in WAYS]
-    scale = SCALES["small"]
+    size = SCALES[scale]
     note = (
-        f"{scale.steps:,} steps of up to {scale.tokens:,} + {scale.tokens:,} tokens, {scale.test:,} test sentences, "
-        f"beam 4. “Decayed” trains {scale.branch} steps more. ± is half the 95 % interval of the mean over seeds, when "
+        f"{size.steps:,} steps of up to {size.tokens:,} + {size.tokens:,} tokens, {size.test:,} test sentences, "
+        f"beam 4. “Decayed” trains {size.branch} steps more. ± is half the 95 % interval of the mean over seeds, when "
         "what a seed does to all rows alike is taken out; none where too few seeds were run."
     )
-    return Table("Adam and Adafactor at `small`", note, [*heads, "bytes of state"], rows, 2) if rows else None
+    name = "`small`" if scale == "small" else "a quarter of `small`'s length"
+    return Table(f"Adam and Adafactor at {name}", note, [*heads, "bytes of state"], rows, 2) if rows else None
 
 
 def step_sizes(records: list[Record]) -> Table | None:

@@ -101,7 +101,7 @@ def test_learning_ends_where_the_curve_crosses_the_limit() -> None:
 
 
 def _comparison(gap: float) -> list[Record]:
-    """B, O and P at `small`, three seeds, with a little noise; O is worse by `gap`."""
+    """The compared rows at `small`, three seeds, with a little noise; O is worse by `gap`."""
     noise = {("B", 0): 0.01, ("O", 1): -0.01, ("P", 2): 0.01}
     return [
         _record(Job(row, SCALES["small"], COMPARED[row], seed, BEST[row]), loss := 3.6 + gap * (row == "O")
@@ -123,7 +123,7 @@ def test_a_table_has_a_cell_for_every_head() -> None:
     records = _comparison(0.1)
     records += [_record(Job(row, SCALES["quarter"], warm, 0, m), 4.0 + m, mean=4.0, decayed=4.0 - m)
                 for row, warm in COMPARED.items() for m in (1.0, 2.0)]  # fmt: skip
-    for make in (tables.headline, tables.step_sizes, tables.times, claims.table):
+    for make in (lambda records: tables.headline(records, "small"), tables.step_sizes, tables.times, claims.table):
         table = make(records)
         assert table is not None
         assert {len(row) for row in table.rows} == {len(table.heads)}
