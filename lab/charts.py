@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 Point = tuple[float, float]
-LEFT, RIGHT, TOP, BOTTOM = 46, 16, 30, 38
+LEFT, RIGHT, TOP, BOTTOM = 46, 28, 30, 38
 
 
 @dataclass(frozen=True)

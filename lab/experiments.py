@@ -53,9 +53,10 @@ def headline(scale: Scale, seed: int = 0) -> list[Job]:
 def suspects() -> list[Job]:
     """What may explain a difference between Adam and Adafactor, one change at a time, at a quarter of the length."""
     quarter, wide = SCALES["quarter"], SCALES["wide"]
-    jobs = [Job("NF", quarter, False, 0, BEST["O"])]  # absolute steps, and with N factoring
-    jobs += [Job("B", quarter, False, 0, m) for m in (3.0, BEST["B"])]  # no warm-up
-    jobs += [Job(row, wide, COMPARED[row], 0, BEST[row]) for row in ("B", "O", "P")]  # less noise
+    # from N to O: factored; relative steps; no warm-up (absolute steps without warm-up beside it)
+    jobs = [Job(row, quarter, warm, 0, BEST["O"]) for row, warm in (("NF", True), ("O", True), ("NF", False))]
+    jobs += [Job("B", quarter, False, 0, m) for m in (3.0, BEST["B"])]  # Adam's warm-up
+    jobs += [Job(row, wide, COMPARED[row], 0, BEST[row]) for row in ("B", "O", "P")]  # less noise in the gradient
     return jobs
 
 

@@ -216,7 +216,7 @@ def _table_3(records: list[Record]) -> str:
 def bars(found: list[tuple[str, str, float, str]]) -> str:
     """Horizontal bars: name, text, length as a part of the longest, style."""
     lines = (
-        f'<span>{escape(name)}</span><span class="{style}"><span class="bar" style="width:{60 * part:.2f}%"></span>'
+        f'<span>{escape(name)}</span><span class="{style}"><span class="bar" style="width:{45 * part:.2f}%"></span>'
         f"{escape(text)}</span>"
         for name, text, part, style in found
     )

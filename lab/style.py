@@ -24,7 +24,8 @@ td.n { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .claims td:nth-child(3) { color: var(--soft); font-size: .8rem; }
 .holds { color: var(--c2); } .fails { color: var(--c1); } .open { color: var(--soft); }
 .charts { display: grid; gap: 1.2rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
-figure { margin: 0; max-width: 40rem; }
+.wide td:first-child { white-space: nowrap; }
+figure { margin: 0 0 .8rem; max-width: 40rem; }
 svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 svg text.title { fill: var(--ink); font-size: 13px; font-weight: 600; }
@@ -41,7 +42,7 @@ circle { fill: currentColor; }
 figcaption { font-size: .8rem; line-height: 1.7; } .key { margin-right: 1em; display: inline-block; }
 .key::before { content: "— "; }
 .bars { display: grid; grid-template-columns: auto 1fr; gap: .3rem .8rem; font-size: .86rem; align-items: center;
-  max-width: 46rem; }
+  max-width: 60rem; } .bars > span { white-space: nowrap; }
 .bar { display: inline-block; height: .9em; min-width: 2px; margin-right: .5em; background: currentColor;
   vertical-align: middle; }
 .pair { background: var(--card); border-radius: .5rem; padding: .6rem .9rem; margin: 0 0 .7rem; max-width: 46rem; }
@@ -51,6 +52,7 @@ figcaption { font-size: .8rem; line-height: 1.7; } .key { margin-right: 1em; dis
   .claims table, .claims tbody, .claims tr, .claims td { display: block; min-width: 0; }
   .claims tr:first-child { display: none; }
   .claims tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
+  .bars { grid-template-columns: 1fr; gap: .1rem; } .bars > span:nth-child(odd) { white-space: normal; }
   .claims td { border: 0; padding: .1rem 0; }
 }
 """

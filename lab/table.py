@@ -34,7 +34,7 @@ class Row:
         """The row in a few words."""
         if self.step == "sgd":
             return f"SGD, lr = {self.scale:g}·s"
-        second = f"β₂ = {self.beta2:g}" if self.beta2 is not None else f"β₂ = 1 − t^-{self.decay_rate:g}"
+        second = f"β₂ = {self.beta2:g}" if self.beta2 is not None else f"β₂ = 1 − t^−{self.decay_rate:g}"
         words = [{"outer": "factored", "row": "row mean", "column": "column mean"}.get(str(self.factored), "")]
         words += [f"β₁ = {self.beta1:g}" if self.beta1 else "", second]
         words += [

@@ -39,7 +39,7 @@ def test_the_demo_shows_curves_costs_and_the_worst_translation() -> None:
     assert page.count("<figure>") == 2
     assert "HELLO" in page and "hello" in page
     assert "&lt;nothing alike&gt;" in page
-    assert 'style="width:60.00%"' in page and 'style="width:1.20%"' in page  # bytes of state as bars
+    assert 'style="width:45.00%"' in page and 'style="width:0.90%"' in page  # bytes of state as bars
     said, ranks = demo.held_out(records, pairs)
     assert len(said) == demo.SHOWN
     assert (ranks[0], ranks[-1]) == (1, 30)
@@ -60,7 +60,7 @@ def test_letters_of_lines_that_meet_do_not_cover_each_other() -> None:
 
 
 def test_a_band_goes_there_and_back() -> None:
-    chart = Chart("t", "x", "y", (0, 1), (0, 1), width=162, height=168)
+    chart = Chart("t", "x", "y", (0, 1), (0, 1), width=174, height=168)
     assert chart._band(Line("", [], band=[(0, 0, 1), (1, 0, 1)])).count(",") == 4
 
 
