@@ -17,9 +17,9 @@ NAMES = {"B": "Adam (row B, with warm-up)", "O": "Adafactor (row O, no warm-up)"
 STYLES = {"B": "c1", "O": "c0"}
 SENTENCES = (
     "Inserts a new table into the document.",
-    "Select the text and choose a font.",
-    "Enter a name for the new file.",
-)
+    "Specifies the color of the selected object.",
+    "Select the font for the selected text.",
+)  # none of them is in the text it learns from
 SHOWN = 9  # held-out sentences, from the worst to the best
 
 Said = list[tuple[str, dict[str, str]]]  # a sentence, and what each row makes of it

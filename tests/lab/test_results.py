@@ -1,6 +1,8 @@
 """Intervals, verdicts, the range of good step sizes, significance."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,9 @@ from lab.results import (
     difference,
     good_range,
     learns_up_to,
+    select,
     spread,
+    sweep_curve,
 )
 from lab.significance import paired
 
@@ -157,3 +161,12 @@ def test_paired_bootstrap_tells_a_better_translation_from_an_equal_one() -> None
     assert found[0]["bleu"][0] == 100.0 > found[0]["bleu"][1]
     assert found[0]["p"] < 0.01
     assert paired(record("one", broken(0)), record("two", broken(1)), pairs, "last")[0]["p"] > 0.3
+
+
+def test_the_best_step_sizes_are_those_of_the_records() -> None:
+    folder = Path(__file__).parents[2] / "lab" / "records" / "quarter"
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*-s0.json")]
+    for row in ("B", "O", "P"):
+        curve = dict(sweep_curve(select(records, "quarter", row=row, warmup=COMPARED[row]), "decayed"))
+        assert len(curve) >= 2
+        assert BEST[row] == min(curve, key=lambda multiplier: curve[multiplier])
