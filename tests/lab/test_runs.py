@@ -173,6 +173,35 @@ def test_the_pool_runs_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monke
     assert "nrefs:1" in page
 
 
+def test_runs_stand_still_while_the_pause_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
+    pause = tmp_path / "pause"
+    monkeypatch.setenv("ADAFACTOR_LAB_PAUSE", str(pause))
+    job = Job("O", TINY, False, corpus="generated")
+    started: list[int] = []
+    states: list[str] = []
+    popen, sleep = subprocess.Popen, time.sleep
+
+    def start(*words: Any, **options: Any) -> Any:
+        process = popen(*words, **options)
+        started.append(process.pid)
+        return process
+
+    def look(seconds: float) -> None:  # between two looks of the pool at its children
+        if started and len(states) < 3:
+            states.append(Path(f"/proc/{started[0]}/stat").read_text().rpartition(")")[2].split()[0])
+            pause.touch() if len(states) == 1 else pause.unlink() if len(states) == 3 else None
+        sleep(seconds)
+
+    monkeypatch.setattr("lab.pool.subprocess.Popen", start)
+    monkeypatch.setattr("lab.pool.time.sleep", look)
+    assert run_missing([job], tmp_path / "records", tmp_path) == []
+    assert states[0] != "T"
+    assert states[2] == "T"
+    assert record_path(job, tmp_path / "records").exists()
+
+
 def test_the_report_shows_each_table_and_figure_it_has_records_for() -> None:
     page = render(list(_fake_records()))
     for title in ("The claims", "Table 2", "Stability", "Figure 1", "Table 3", "Memory", "Settings"):
