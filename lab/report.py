@@ -150,8 +150,9 @@ def _step_sizes(records: list[Record]) -> str:
         points = [point for curve in curves_.values() for point in curve]
         xs = sorted({x for x, _ in points})
         if len(xs) > 1:
-            label = "step size, as a multiple of the paper's"
-            frames = frame([y for _, y in points])
+            label = "step size, as a multiple of the paper's (what failed is drawn on the edge)"
+            top = min(y for _, y in points) + 0.8
+            frames = frame([min(y, top) for _, y in points])
             chart = Chart(f"Dev loss, {WAY_NAMES[way]}", label, "dev loss", (xs[0], xs[-1]), frames, log_x=True)
             lines = [Line(f"{row}: {ROWS[row].describe()}", curve, COLOURS[row]) for row, curve in curves_.items()]
             drawn.append(chart.svg(lines, xs, ticks(*chart.y_range)))

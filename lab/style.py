@@ -24,7 +24,7 @@ td.n { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .claims td:nth-child(3) { color: var(--soft); font-size: .8rem; }
 .holds { color: var(--c2); } .fails { color: var(--c1); } .open { color: var(--soft); }
 .charts { display: grid; gap: 1.2rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
-.wide td:first-child { white-space: nowrap; }
+.wide td:first-child { white-space: nowrap; } .wide td:nth-child(2) { min-width: 7rem; }
 figure { margin: 0 0 .8rem; max-width: 40rem; }
 svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
