@@ -15,7 +15,7 @@ Record = dict[str, Any]
 # The 97.5 % points of Student's t for 1, 2, … degrees of freedom, and the normal's for more than these.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11,
            2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04)  # fmt: skip
-LEAST_FREEDOM = 3  # a deviation from fewer is luck
+LEAST_FREEDOM = 2  # degrees; a deviation from one is luck
 UNIGRAM = 6.19  # the dev loss at `hard` of a model that knows only how often each word occurs
 NEAR = 0.1  # of the best loss: which step sizes count as good
 SAME_LOSS = 0.05  # two rows whose losses differ by less do equally well

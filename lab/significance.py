@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ def paired(first: Record, second: Record, pairs: list[Pair], way: str) -> list[d
 
 
 def compute(records: list[Record], pairs: list[Pair]) -> list[dict[str, Any]]:
-    """All comparisons of the headline: each seed, each way to evaluate."""
+    """All comparisons of the headline: each scale, each seed, each way to evaluate."""
     found = []
-    for one, other in COMPARISONS:
-        seeds = [{r["config"]["seed"]: r for r in at_best(records, row, "small") if "translations" in r}
+    for scale, (one, other) in product(("small", "quarter"), COMPARISONS):
+        seeds = [{r["config"]["seed"]: r for r in at_best(records, row, scale) if "translations" in r}
                  for row in (one, other)]  # fmt: skip
         for seed in sorted(seeds[0].keys() & seeds[1].keys()):
             for way in WAYS:

@@ -57,7 +57,7 @@ def test_the_deviation_of_two_seeds_is_that_of_their_differences() -> None:
 
 def test_too_few_seeds_give_no_interval() -> None:
     assert spread({("A", 0): 1.0, ("B", 0): 2.0}).half(1) == math.inf
-    assert Spread(0.1, 2).half(2) == math.inf
+    assert Spread(0.1, 1).half(2) == math.inf
     assert Spread(0.1, 4).half(2, settings=2) == pytest.approx(2.78 * 0.1)
 
 
