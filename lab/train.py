@@ -287,7 +287,8 @@ class Trainer:
         }
         if scale.branch:
             record["ways"] = ways
-            record["translations"] = pack({way: found["translations"]["test"] for way, found in self.found.items()})
+            said = {way: found["translations"].get("test", []) for way, found in self.found.items()}
+            record["translations"] = pack(said)
         return record
 
     def _dev_loss(self, model: Transformer) -> float:

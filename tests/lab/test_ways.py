@@ -93,6 +93,15 @@ def test_packed_translations_come_back() -> None:
     assert unpack(pack(texts)) == texts
 
 
+def test_a_run_without_test_sentences_or_diverged_has_no_translations(corpus: Corpus, tmp_path: Path) -> None:
+    record = run(_job(test=0, steps=4, branch=2), corpus, Options(tmp_path))
+    assert not any(unpack(record["translations"])["decayed"])
+    job = replace(_job(steps=30), row="Q300", multiplier=1e6)
+    record = run(job, corpus, Options(tmp_path))
+    assert record["diverged"]
+    assert record["ways"] == {}
+
+
 def test_bleu_has_an_interval_and_domains(corpus: Corpus) -> None:
     pairs = corpus.test[:40]
     half = [pair.german if i % 2 else pair.english for i, pair in enumerate(pairs)]
