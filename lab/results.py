@@ -120,7 +120,7 @@ class Difference:
         if math.isnan(self.mean):
             return "–"
         half = f" ± {self.half:.2f}" if math.isfinite(self.half) else ""
-        return f"{self.mean:+.2f}{half}".replace("-", "−")
+        return f"{round(self.mean, 2) + 0.0:+.2f}{half}".replace("-", "−")  # no −0.00
 
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided at this scale"

@@ -189,7 +189,7 @@ def stability(records: list[Record]) -> Table | None:
         "lines drawn between the points. The mean over the sweep that stood here before was ruled by where failed "
         "runs end: it called those rows the most sensitive whose best run was best."
     )
-    return Table("Stability at `hard`", note, heads, rows, 2)
+    return Table("The stability sweep at `hard`", note, heads, rows, 2)
 
 
 def table_3(records: list[Record]) -> Table | None:

@@ -204,7 +204,7 @@ def test_runs_stand_still_while_the_pause_file_is_there(tmp_path: Path, monkeypa
 
 def test_the_report_shows_each_table_and_figure_it_has_records_for() -> None:
     page = render(list(_fake_records()))
-    for title in ("The claims", "Table 2", "Stability", "Figure 1", "Table 3", "Memory", "Settings"):
+    for title in ("The claims", "Table 2", "The stability sweep", "Figure 1", "Table 3", "Memory", "Settings"):
         assert f"<h2>{title}" in page
     assert "diverged" in page
     assert "http" not in page
