@@ -12,6 +12,7 @@ from lab import commands
 from lab.corpus import PARTS
 from lab.presets import SCALES
 from lab.table import ROWS, TABLE_3
+from lab.train import WAYS
 
 
 def main() -> int:
@@ -38,16 +39,20 @@ def parser() -> argparse.ArgumentParser:
     )
     add = top.add_subparsers(title="commands", required=True, metavar="COMMAND").add_parser
 
-    _command(add("demo", help="train Adam and Adafactor side by side, and translate with both"), commands.demo)
+    _command(add("demo", help="train Adam and Adafactor side by side, and translate with both"), commands.show_demo)
     _command(add("corpus", help="fetch, clean and split the corpus, and count it"), commands.show_corpus)
 
     one = _command(add("run", help="one row of Table 2: train, translate, record"), commands.run_one)
-    one.add_argument("row", choices=list(ROWS), metavar="ROW", help=f"one of {' '.join(ROWS)}")
+    one.add_argument("row", choices=list(ROWS), metavar="ROW", nargs="?", default="O",
+                     help=f"one of {' '.join(ROWS)} (default: O, Adafactor)")  # fmt: skip
     _job_options(one)
     one.add_argument("--quiet", action="store_true", help="no progress bar; only a progress file")
     one.add_argument("--device", default="cpu", help="as torch names it (default: cpu)")
     one.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     one.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs into the run's folder")
+    one.add_argument("--bfloat16", action="store_true", help="products in bfloat16 (autocast), weights in float32")
+    one.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    one.add_argument("--accumulate", type=int, default=1, metavar="N", help="a step in N passes, for a smaller card")
     one.add_argument("--again", action="store_true", help="forget an earlier result of the same run")
 
     for name, text, work in (
@@ -67,6 +72,21 @@ def parser() -> argparse.ArgumentParser:
 
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
+    page.add_argument("--document", type=Path, help="also put the tables into this Markdown file, between its marks")
+
+    several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
+    several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")
+    several.add_argument("--scale", choices=list(SCALES), default="small")
+    several.add_argument("--seed", type=int, default=0, help="of the runs whose translations are compared")
+    several.add_argument("--way", choices=WAYS, default="last", help="the weights whose translations are compared")
+    several.add_argument(
+        "--significance", action="store_true", help="paired bootstrap against the first (needs the text)"
+    )
+    several.add_argument("--output", type=Path, default=Path("runs/compare.html"))
+    _command(add("significance", help="paired bootstrap of the headline's runs, kept for the report"),
+             commands.keep_significance)  # fmt: skip
+    live = _command(add("watch", help="the runs at work, live"), commands.watch_runs)
+    live.add_argument("--once", action="store_true", help="print them once")
 
     say = _command(add("translate", help="translate a sentence with a trained run"), commands.translate_one)
     say.add_argument("sentence")
@@ -83,11 +103,15 @@ def _command(sub: argparse.ArgumentParser, work: Callable[[argparse.Namespace], 
     sub.set_defaults(work=work)
     sub.add_argument("--cache", type=Path, help="folder of corpus, checkpoints and weights (default: in ~/.cache)")
     sub.add_argument("--records", type=Path, help="folder of the results (default: lab/records)")
-    sub.add_argument("--corpus", default="debian", help="debian (default), generated or own")
+    sub.add_argument("--corpus", default="debian", help="debian (default), help, generated or own")
     for part in PARTS:
         for side in ("source", "target"):
             sub.add_argument(f"--{part}-{side}", type=Path, metavar="FILE", help=argparse.SUPPRESS)
-    sub.epilog = "A corpus of your own, a sentence a line: --train-source FILE --train-target FILE --dev-… --test-…"
+    sub.epilog = (
+        "A corpus of your own, a sentence a line: --train-source FILE --train-target FILE --dev-source FILE "
+        "--dev-target FILE, and --test-source FILE --test-target FILE if there is a test set. The paper's: WMT 2014 "
+        "English-German, with newstest2013 as dev, and `run --scale base`."
+    )
     return sub
 
 
@@ -97,7 +121,7 @@ def _job_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--multiplier", type=float, help="of the paper's step size (default: the scale's)")
     sub.add_argument("--embedding", choices=list(TABLE_3), help="untie the softmax, with this embedding scheme")
-    sub.add_argument("--checkpoint-seconds", type=float, default=30.0, help="time between checkpoints")
+    sub.add_argument("--checkpoint-seconds", type=float, help="time between checkpoints (default: 30; base: 600)")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,9 +28,53 @@ class Batch:
         """Source and target tokens, without padding."""
         return int((self.source != PAD).sum() + (self.target_out != PAD).sum())
 
+    @property
+    def targets(self) -> int:
+        """Tokens to predict, over which the loss is a mean."""
+        return int((self.target_out != PAD).sum())
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
         return Batch(self.source.to(device), self.target_in.to(device), self.target_out.to(device))
+
+    def rows(self, which: Tensor) -> Batch:
+        """Some of its sentences."""
+        return Batch(self.source[which], self.target_in[which], self.target_out[which])
+
+    def split(self, parts: int) -> list[tuple[Batch, float]]:
+        """Its sentences in so many parts, each with the weight of its mean loss in that of the whole.
+
+        A part without a sentence has the first one at no weight: every process takes as many passes as the others.
+        """
+        if parts == 1:
+            return [(self, 1.0)]
+        found = []
+        for which in torch.arange(len(self.source)).tensor_split(parts):
+            part = self.rows(which if len(which) else torch.tensor([0]))
+            found.append((part, part.targets / self.targets if len(which) else 0.0))
+        return found
+
+
+class Sentences:
+    """Encoded sentences, each with its end mark, in one array: millions of them must fit into memory."""
+
+    def __init__(self, texts: list[str], vocabulary: Vocabulary) -> None:
+        """Encode the texts, some thousands at a time."""
+        parts: list[npt.NDArray[np.int32]] = []
+        lengths: list[int] = []
+        for start in range(0, len(texts), 10_000):
+            encoded = [[*ids, END] for ids in vocabulary.encode(texts[start : start + 10_000])]
+            lengths += map(len, encoded)
+            parts.append(np.fromiter(chain.from_iterable(encoded), dtype=np.int32))
+        self.lengths = np.array(lengths, dtype=np.int64)
+        self._ids = np.concatenate(parts)
+        self._ends = np.cumsum(self.lengths)
+
+    def __getitem__(self, index: int) -> list[int]:
+        """The ids of one sentence."""
+        end = self._ends[index]
+        found: list[int] = self._ids[end - self.lengths[index] : end].tolist()
+        return found
 
 
 class Batches:
@@ -39,11 +85,11 @@ class Batches:
 
         Pairs with a side longer than `longest` subwords are left out.
         """
-        sources = vocabulary.encode([pair.english for pair in pairs])
-        targets = vocabulary.encode([pair.german for pair in pairs])
-        both = [(s + [END], t + [END]) for s, t in zip(sources, targets, strict=True)]
-        self._pairs = [(s, t) for s, t in both if max(len(s), len(t)) <= min(longest, tokens)]
-        self._lengths = np.array([(len(s), len(t)) for s, t in self._pairs])
+        self._sources = Sentences([pair.english for pair in pairs], vocabulary)
+        self._targets = Sentences([pair.german for pair in pairs], vocabulary)
+        longer = np.maximum(self._sources.lengths, self._targets.lengths)
+        self._kept = np.flatnonzero(longer <= min(longest, tokens))
+        self._longer = longer[self._kept]
         self._tokens = tokens
 
     def stream(self, seed: int, start: int = 0) -> Iterator[Batch]:
@@ -52,21 +98,21 @@ class Batches:
         while True:
             plan = self._plan(np.random.default_rng([seed, epoch]))
             for indices in plan[start:]:
-                yield make_batch([self._pairs[i] for i in indices])
+                yield make_batch([(self._sources[i], self._targets[i]) for i in self._kept[indices]])
             start = max(0, start - len(plan))
             epoch += 1
 
     def _plan(self, draw: np.random.Generator) -> list[list[int]]:
         """One epoch: neighbours in length share a batch, and the batches come in random order."""
         # A little noise on the length makes other neighbours every epoch.
-        noisy = self._lengths.max(axis=1) + draw.uniform(0, 1.5, len(self._lengths))
+        noisy = self._longer + draw.uniform(0, 1.5, len(self._longer))
         plan: list[list[int]] = [[]]
         widest = 0
         for index in np.argsort(noisy):
-            widest = max(widest, int(self._lengths[index].max()))
+            widest = max(widest, int(self._longer[index]))
             if (len(plan[-1]) + 1) * widest > self._tokens:
                 plan.append([])
-                widest = int(self._lengths[index].max())
+                widest = int(self._longer[index])
             plan[-1].append(int(index))
         return [plan[i] for i in draw.permutation(len(plan))]
 

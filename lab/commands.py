@@ -7,32 +7,27 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Display
+from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import experiments, vocabulary
+from lab import demo, experiments, results, significance, vocabulary
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
-from lab.files import LockedError, write_text
+from lab.files import LockedError, put_between, write_text
 from lab.model import Shape, Transformer
 from lab.pool import RECORDS, find_record, record_path, run_missing, summary
 from lab.presets import SCALES, Job, untied
-from lab.report import render
+from lab.progress import Shown, watch
+from lab.report import MARKS, markdown, render
 from lab.sharded import Processes
-from lab.train import Options, Progress, read_record, run, run_folder
-
-DEMO_SENTENCES = (
-    "This package contains the documentation.",
-    "Click the button to open the file.",
-    "I do not know where he lives.",
-)
+from lab.train import Options, read_record, run, run_folder
 
 
 def show_corpus(arguments: argparse.Namespace) -> int:
@@ -54,6 +49,7 @@ def run_one(arguments: argparse.Namespace) -> int:
     scale = SCALES[arguments.scale]
     if arguments.embedding:
         scale = untied(scale, arguments.embedding)
+    scale = replace(scale, autocast=arguments.bfloat16)
     job = Job(arguments.row, scale, arguments.warmup, arguments.seed, arguments.multiplier, _corpus_label(corpus))
     records = arguments.records or cache / "records"
     processes = Processes()
@@ -61,8 +57,11 @@ def run_one(arguments: argparse.Namespace) -> int:
         shutil.rmtree(run_folder(job, cache), ignore_errors=True)
     processes.wait()
     bar, tensorboard = processes.leader and not arguments.quiet, processes.leader and arguments.tensorboard
-    show = _Shown(job, cache, bar, tensorboard)
-    options = Options(cache, arguments.checkpoint_seconds, arguments.device, show, processes=processes)
+    show = Shown(job, cache, bar, tensorboard)
+    pause = arguments.checkpoint_seconds
+    pause = pause if pause is not None else 600.0 if scale.name == "base" else 30.0
+    compiler = "inductor" if arguments.compile else None
+    options = Options(cache, pause, arguments.device, show, processes, arguments.accumulate, compiler)
     try:
         with show:
             record = run(job, corpus, options)
@@ -74,48 +73,6 @@ def run_one(arguments: argparse.Namespace) -> int:
         print(summary(record))
     processes.leave()
     return 0
-
-
-class _Shown:
-    """Shows a run's progress as a bar, in a file for a parent process, and in TensorBoard, as asked for."""
-
-    def __init__(self, job: Job, cache: Path, bar: bool, tensorboard: bool) -> None:
-        self.job, self.folder = job, run_folder(job, cache)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
-        self.display = Display(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not bar)
-        self.task = self.display.add_task(job.name, total=job.scale.steps, note="")
-        self.written = 0.0
-        self.writer: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # an option, so not needed to start
-
-            self.writer = SummaryWriter(str(self.folder / "tensorboard"))
-
-    def __enter__(self) -> None:
-        self.display.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.display.stop()
-        if self.writer:
-            self.writer.close()
-
-    def __call__(self, progress: Progress) -> None:
-        steps, speed = self.job.scale.steps, progress.tokens / max(progress.seconds, 1e-9)
-        note = f"loss {progress.smooth_loss():.3f}  {speed:,.0f} tokens/s"
-        self.display.update(self.task, completed=progress.step, note=note)
-        if self.writer:
-            self.writer.add_scalar("loss", progress.losses[-1], progress.step)
-            if progress.rms_updates:
-                self.writer.add_scalar("rms_update", progress.rms_updates[-1], progress.step)
-        if time.monotonic() - self.written > 1 or progress.step == steps:
-            self.written = time.monotonic()
-            now = {
-                "step": progress.step,
-                "steps": steps,
-                "loss": progress.smooth_loss(),
-                "tokens_per_second": speed,
-            }
-            write_text(self.folder / "progress.json", json.dumps(now))
 
 
 def run_table(arguments: argparse.Namespace) -> int:
@@ -141,8 +98,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 def reproduce(arguments: argparse.Namespace) -> int:
     """Run all that is missing, then write the report."""
     status = _run_all(arguments, experiments.everything())
-    arguments.output = Path("runs/report.html")
-    return write_report(arguments) or status
+    _write_page(arguments.records or RECORDS, Path("runs/report.html"))
+    return status
 
 
 def precision_runs(arguments: argparse.Namespace) -> int:
@@ -162,7 +119,7 @@ def precision_runs(arguments: argparse.Namespace) -> int:
     missing = [job for job in precision.jobs() if read_record(record_path(job, records), job) is None]
     print(f"{len(precision.jobs())} runs, {len(missing)} of them to be done.", flush=True)
     for job in missing:
-        show = _Shown(job, cache, bar=True, tensorboard=False)
+        show = Shown(job, cache, bar=True, tensorboard=False)
         with show:
             record = precision.run(job, corpus, Options(cache, on_progress=show))
         write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
@@ -183,11 +140,60 @@ def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
 
 
 def write_report(arguments: argparse.Namespace) -> int:
-    """Write the page of all records."""
-    records = arguments.records or RECORDS
-    found = [record for record in _read_all(records) if "rounding" not in record["config"]]  # those have their own page
-    write_text(arguments.output, render(found))
-    print(f"The report is in {arguments.output}")
+    """Write the page of all records and, if asked for, the tables of the document."""
+    _write_page(arguments.records or RECORDS, arguments.output)
+    if arguments.document:
+        put_between(arguments.document, *MARKS, markdown(_of_the_paper(arguments.records or RECORDS)))
+        print(f"The tables are in {arguments.document}")
+    return 0
+
+
+def _write_page(records: Path, output: Path) -> None:
+    write_text(output, render(_of_the_paper(records)))
+    print(f"The report is in {output}")
+
+
+def _of_the_paper(folder: Path) -> list[dict[str, Any]]:
+    """All records but those of the experiment on rounding, which has its own page."""
+    return [record for record in _read_all(folder) if "rounding" not in record["config"]]
+
+
+def compare_runs(arguments: argparse.Namespace) -> int:
+    """Print and draw any set of recorded runs."""
+    from lab import compare
+
+    records = _of_the_paper(arguments.records or RECORDS)
+    groups = compare.group(records, arguments.runs, arguments.scale)
+    if not groups:
+        print(f"There are no records of {' '.join(arguments.runs)} at {arguments.scale}.")
+        return 1
+    found = compare.table(records, groups)
+    shown = RichTable(box=None, padding=(0, 1))
+    for head in found.heads:
+        shown.add_column(head, no_wrap=head == "runs")
+    for row in found.rows:
+        shown.add_row(*row)
+    Console().print(shown)
+    runs = [run for group in groups.values() for run in group if run["config"]["seed"] == arguments.seed]
+    if arguments.significance:
+        for line in significance.differences(runs, _corpus(arguments).test, arguments.way):
+            print(line)
+    write_text(arguments.output, compare.draw(records, groups))
+    print(f"The curves are in {arguments.output}")
+    return 0
+
+
+def keep_significance(arguments: argparse.Namespace) -> int:
+    """Compute the paired bootstrap of the headline's runs and keep it for the report."""
+    records = _of_the_paper(arguments.records or RECORDS)
+    significance.keep(significance.compute(records, _corpus(arguments).test))
+    print(f"Kept in {significance.KEPT}")
+    return 0
+
+
+def watch_runs(arguments: argparse.Namespace) -> int:
+    """Show the runs at work."""
+    watch(_cache(arguments), arguments.once)
     return 0
 
 
@@ -195,34 +201,35 @@ def _read_all(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
 
 
-def demo(arguments: argparse.Namespace) -> int:
-    """Adam (row B) and Adafactor (row O) side by side, from the corpus to translations and a report."""
+def show_demo(arguments: argparse.Namespace) -> int:
+    """Adam (row B) and Adafactor (row O) side by side, from the corpus to translations and a page."""
     began = time.monotonic()
-    cache, corpus = _cache(arguments), _corpus(arguments)
+    cache, corpus = _cache(arguments), _corpus(arguments, instead_of_debian="help")
     print(corpora.counts(corpus))
     scale = SCALES["offline" if corpus.name == "generated" else "demo"]
     label = _corpus_label(corpus)
     jobs = [Job("B", scale, True, corpus=label), Job("O", scale, False, corpus=label)]
-    records = cache / "demo"
-    for folder in (records, *(run_folder(job, cache) for job in jobs)):
+    kept = cache / "demo"
+    for folder in (kept, *(run_folder(job, cache) for job in jobs)):
         shutil.rmtree(folder, ignore_errors=True)  # the demo shows the training, not an old result
     vocabulary.train(corpus, scale.vocabulary, cache)
-    if run_missing(jobs, records, cache):
+    if run_missing(jobs, kept, cache):
         return 1
-    print(f"\n{'':<24}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'seconds':>9}")
-    for job, title in zip(jobs, ("Adam (row B)", "Adafactor (row O)"), strict=True):
-        record = find_record(job, records, cache)
-        assert record is not None
-        seconds = record["train_seconds"] + record["evaluate_seconds"]
-        score = record["bleu"]["test"]["all"]
-        print(f"{title:<24}{record['dev_loss']:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{seconds:>9.0f}")
-    for job in jobs:
-        say = _translator(run_folder(job, cache), corpus, cache)
-        print(f"\n{job.row}:")
-        for sentence in DEMO_SENTENCES if corpus.name == "debian" else [pair.english for pair in corpus.test[:3]]:
-            print(f"  {sentence}\n    {say(sentence)}")
-    arguments.output, arguments.records = Path("runs/demo.html"), records
-    write_report(arguments)
+    records = [record for job in jobs if (record := find_record(job, kept, cache))]
+    print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'ms a step':>11}")
+    for record in records:
+        title, loss = demo.NAMES[record["config"]["row"]["name"]], results.dev_loss(record, "decayed")
+        score, speed = results.test_bleu(record, "decayed"), 1000 * demo.step_seconds(record)
+        print(f"{title:<32}{loss:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{speed:>11.0f}")
+    say = {job.row: _translator(run_folder(job, cache), corpus, cache) for job in jobs}
+    sentences = list(demo.SENTENCES) if corpus.name == "help" else [pair.english for pair in corpus.test[:3]]
+    for sentence in sentences:
+        print(f"\n{sentence}")
+        for row, translate_ in say.items():
+            print(f"  {row}  {translate_(sentence)}")
+    output = Path("runs/demo.html")
+    write_text(output, demo.render(records, say, sentences, corpus.test))
+    print(f"\nCurves, costs and more translations, the worst among them, are in {output}")
     print(f"{time.monotonic() - began:.0f} s in all")
     return 0
 
@@ -243,7 +250,8 @@ def _translator(folder: Path, corpus: Corpus, cache: Path) -> Callable[[str], st
     scale = json.loads((folder / "config.json").read_text())["scale"]
     words = vocabulary.train(corpus, scale["vocabulary"], cache)
     model = Transformer(Shape(**scale["shape"]), len(words))
-    load_model(model, str(folder / "weights.safetensors"))
+    decayed = folder / "decayed.safetensors"
+    load_model(model, str(decayed if decayed.exists() else folder / "weights.safetensors"))
     return lambda sentence: translate(model, words, [sentence])[0]
 
 
@@ -261,10 +269,10 @@ def _cache(arguments: argparse.Namespace) -> Path:
     return (arguments.cache or corpora.cache_folder()).expanduser().resolve()
 
 
-def _corpus(arguments: argparse.Namespace) -> Corpus:
+def _corpus(arguments: argparse.Namespace, instead_of_debian: str = "debian") -> Corpus:
     paths = {part: (getattr(arguments, f"{part}_source"), getattr(arguments, f"{part}_target")) for part in PARTS}
     own = {part: pair for part, pair in paths.items() if all(pair)}
-    name = "own" if own else arguments.corpus
+    name = "own" if own else instead_of_debian if arguments.corpus == "debian" else arguments.corpus
     return corpora.load_or_generated(name, _cache(arguments), OwnFiles(own))
 
 

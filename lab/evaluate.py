@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import lzma
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +13,10 @@ from sacrebleu.metrics.bleu import BLEU
 
 from lab.batches import make_batch
 from lab.clean import Pair
-from lab.decode import translate
 from lab.model import Transformer
 from lab.vocabulary import END, PAD, Vocabulary
+
+BOOTSTRAP = 1000  # resamples
 
 
 @torch.inference_mode()
@@ -34,24 +38,48 @@ def held_out_loss(model: Transformer, vocabulary: Vocabulary, pairs: list[Pair],
     return total / count
 
 
-def bleu(model: Transformer, vocabulary: Vocabulary, pairs: list[Pair], samples: int = 0) -> dict[str, Any]:
-    """BLEU with beam 4 in all and per domain, its signature, and a few sample translations."""
-    found = translate(model, vocabulary, [pair.english for pair in pairs])
-    by_domain: dict[str, list[int]] = defaultdict(list)
-    for index, pair in enumerate(pairs):
-        by_domain[pair.domain].append(index)
+def bleu(found: list[str], pairs: list[Pair], samples: int = 0) -> dict[str, Any]:
+    """BLEU in all and per domain, half the width of its bootstrap interval, and the first translations."""
     metric = BLEU()
 
-    def score(indices: list[int]) -> float:
+    def score(indices: Sequence[int]) -> tuple[float, float]:
         references = [[pairs[i].german for i in indices]]
-        return round(float(metric.corpus_score([found[i] for i in indices], references).score), 2)
+        result: Any = metric.corpus_score([found[i] for i in indices], references, n_bootstrap=BOOTSTRAP)
+        return round(float(result.score), 2), round(float(result._ci), 2)
 
+    (whole, interval), domains = score(range(len(pairs))), by_domain(pairs)
+    each = {domain: score(indices) for domain, indices in domains.items()}
     return {
-        "all": score(list(range(len(pairs)))),
-        "domains": {domain: score(indices) for domain, indices in sorted(by_domain.items())},
+        "all": whole,
+        "interval": interval,
+        "domains": {domain: value for domain, (value, _) in each.items()},
+        "domain_intervals": {domain: value for domain, (_, value) in each.items()},
         "sentences": len(pairs),
-        "signature": str(metric.get_signature()),
+        "signature": str(BLEU(references=[[pair.german for pair in pairs]]).get_signature()),
         "samples": [
-            {"source": pairs[i].english, "reference": pairs[i].german, "translation": found[i]} for i in range(samples)
+            {"source": pairs[i].english, "reference": pairs[i].german, "translation": found[i]}
+            for i in range(min(samples, len(pairs)))
         ],
     }
+
+
+def by_domain(pairs: list[Pair]) -> dict[str, list[int]]:
+    """The numbers of the pairs of each domain."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for index, pair in enumerate(pairs):
+        found[pair.domain].append(index)
+    return dict(sorted(found.items()))
+
+
+def pack(translations: dict[str, list[str]]) -> dict[str, Any]:
+    """Translations of the same sentences by several weights, compressed: sentence by sentence, since they are alike."""
+    lines = (text.replace("\n", " ") for each in zip(*translations.values(), strict=True) for text in each)
+    packed = lzma.compress("\n".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME)
+    return {"ways": list(translations), "lines": base64.b85encode(packed).decode()}
+
+
+def unpack(packed: dict[str, Any]) -> dict[str, list[str]]:
+    """What `pack` was given."""
+    lines = lzma.decompress(base64.b85decode(packed["lines"])).decode().split("\n")
+    ways = packed["ways"]
+    return {way: lines[number :: len(ways)] for number, way in enumerate(ways)}

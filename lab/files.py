@@ -33,6 +33,19 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda stream: stream.write(text.encode()))
 
 
+def put_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replace what is between two marks of a text file.
+
+    Raises:
+        ValueError: the file does not have the marks.
+    """
+    before, first, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, second, after = rest.partition(end)
+    if not first or not second:
+        raise ValueError(f"{path} has no place for the tables: the marks {begin.strip()} and {end.strip()}")
+    write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
+
+
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on `path`; the kernel frees it when the process ends in any way.

@@ -18,7 +18,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
         """The loss of x (N, d) with weight (V, d) for target (N,)."""
-        logits = x @ weight.T  # (N, V)
+        product = x @ weight.T  # (N, V); under autocast in 16 bits
+        logits = product.float() if product.dtype in (torch.bfloat16, torch.float16) else product
         count, size = logits.shape
         wanted = (1 - smoothing) * logits.gather(1, target[:, None])[:, 0] + smoothing * logits.mean(1)  # (N,)
         top = logits.amax(1, keepdim=True)
@@ -29,7 +30,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         gradient = exps.mul_(1 / (count * total)).sub_(smoothing / (size * count))
         rows = torch.arange(count, device=x.device)
         gradient[rows, target] -= (1 - smoothing) / count
-        ctx.save_for_backward(x, weight, gradient)
+        ctx.save_for_backward(x, weight, gradient.to(product.dtype))
         return loss
 
     @staticmethod
@@ -37,7 +38,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         """Gradients by x and weight."""
         x, weight, gradient = ctx.saved_tensors
         (scale,) = outer
-        return scale * (gradient @ weight), scale * (gradient.T @ x), None, None
+        by_x, by_weight = gradient @ weight.to(gradient.dtype), gradient.T @ x.to(gradient.dtype)
+        return scale * by_x.to(x.dtype), scale * by_weight.to(weight.dtype), None, None
 
 
 def smoothed_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:

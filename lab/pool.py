@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,7 +46,8 @@ def find_record(job: Job, records: Path, cache: Path) -> dict[str, Any] | None:
 def run_missing(jobs: list[Job], records: Path, cache: Path, processes: int = PROCESSES) -> list[str]:
     """Run the jobs that have no record yet; returns the names of those that failed.
 
-    Stopped by Ctrl-C or killed, it continues where it was when started again.
+    Stopped by Ctrl-C or killed, it continues where it was when started again. While the file that
+    `$ADAFACTOR_LAB_PAUSE` names exists, the runs stand still, so that something else can be measured.
     """
     missing = [job for job in jobs if read_record(record_path(job, records), job) is None]
     print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them already recorded.", flush=True)
@@ -53,9 +56,14 @@ def run_missing(jobs: list[Job], records: Path, cache: Path, processes: int = PR
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as display:
         whole = display.add_task("all", total=max(1, len(missing)), note="", visible=len(missing) > processes)
         running: list[Running] = []
+        paused = False
         try:
             while missing or running:
-                while missing and len(running) < processes:
+                if paused != _pause_wanted():
+                    paused = not paused
+                    for child in running:
+                        child.process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+                while missing and len(running) < processes and not paused:
                     running.append(_start(missing.pop(0), records, cache, display))
                 time.sleep(0.5)
                 for child in list(running):
@@ -68,7 +76,13 @@ def run_missing(jobs: list[Job], records: Path, cache: Path, processes: int = PR
         finally:
             for child in running:
                 child.process.terminate()
+                child.process.send_signal(signal.SIGCONT)  # one that stands still does not hear
     return failed
+
+
+def _pause_wanted() -> bool:
+    path = os.environ.get("ADAFACTOR_LAB_PAUSE")
+    return bool(path) and Path(str(path)).exists()
 
 
 def _start(job: Job, records: Path, cache: Path, display: Progress) -> Running:

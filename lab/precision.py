@@ -20,7 +20,7 @@ from adafactor import Adafactor
 from lab import train
 from lab.batches import Batches
 from lab.corpus import Corpus
-from lab.files import write_text
+from lab.files import put_between
 from lab.model import Layer, Transformer
 from lab.presets import SCALES, Job, Scale
 from lab.results import Record
@@ -118,7 +118,7 @@ class PrecisionTrainer(Trainer):
             self.corpus = only(corpus, job.domain)
             self.batches = Batches(self.corpus.train, self.vocabulary, job.scale.tokens)
             load_model(self.model, str(weights))
-            self.initial_loss = self._dev_loss()
+            self.initial_loss = self._dev_loss(self.model)
         if job.rounding:
             self.model = ShortTransformer(self.model)
         self.start = [p.detach().clone() for p in self.model.parameters()]
@@ -133,16 +133,13 @@ class PrecisionTrainer(Trainer):
     def _rate(self) -> float:
         return self.job.effective_multiplier if self.job.domain else super()._rate()
 
-    def gather(self) -> None:
-        """End of training: count, then evaluate every run by the same arithmetic, that of float32."""
-        self.counted = measure(self.model, self.start)
-        wide = Transformer(self.job.scale.shape, len(self.vocabulary))
-        wide.load_state_dict({name: value.float() for name, value in self.model.state_dict().items()})
-        self.model = wide
+    def whole(self) -> Transformer:
+        """The model to evaluate, which is by the same arithmetic for every run, that of float32."""
+        return self._filled({name: value.float() for name, value in self.model.state_dict().items()})
 
     def record(self) -> Record:
         """What is kept of any run, and what this experiment asks for."""
-        return {**super().record(), **self.counted}
+        return {**super().record(), **measure(self.model, self.start)}
 
 
 def only(corpus: Corpus, domain: str) -> Corpus:
@@ -234,12 +231,7 @@ def _spread(values: list[float], signed: bool = False) -> str:
 
 def render(records: list[Record], document: Path, picture: Path) -> None:
     """Put the tables into the document, between its two marks, and draw the figure."""
-    text = document.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise ValueError(f"{document} has no place for the tables: the marks {BEGIN.strip()} and {END.strip()}")
-    write_text(document, f"{before}{BEGIN}\n{tables(records)}\n{END}{after}")
+    put_between(document, BEGIN, END, tables(records))
     if records:
         draw(records, picture)
 

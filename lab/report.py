@@ -3,195 +3,225 @@
 from __future__ import annotations
 
 import math
+import re
 from html import escape
 
-from lab import results
-from lab.charts import Chart, Line, ticks
-from lab.experiments import FIGURE_ROWS, SWEEP_ROWS
-from lab.presets import SCALES
-from lab.results import Record
+from lab import claims, results, significance, tables
+from lab.charts import Chart, Line, frame, ticks
+from lab.claims import at_best
+from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS
+from lab.results import FAILS, HOLDS, Record
 from lab.style import STYLE
-from lab.table import ROWS, TABLE_2, TABLE_3
+from lab.table import PAPER_STEPS, ROWS, TABLE_2
+from lab.tables import WAY_NAMES, Table
+from lab.train import WAYS
 
-Cells = list[str]
+MARKS = "<!-- from the records: python -m lab report --document docs/reproduction.md -->\n", "<!-- end -->\n"
+COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2"}
 
 
 def render(records: list[Record]) -> str:
-    """The page: every section that has records, in the order of the paper."""
-    sections = (_headline, _table_2, _sweep, _figure, _table_3, _memory, _samples, _settings)
+    """The page: every section that has records, the verdicts first."""
+    sections = (_claims, _headline, _step_sizes, _suspects, _stability, _figure, _table_2, _table_3, _memory, _samples,
+                _settings)  # fmt: skip
     body = "".join(section(records) for section in sections)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Adafactor: the paper's experiments</title><style>{STYLE}</style></head><body>"
-        "<h1>Adafactor: the paper's experiments</h1>"
+    return page(
+        "Adafactor: the paper's experiments",
         "<p>Shazeer &amp; Stern (2018) on English–German translation, at a scale that fits two CPU cores. "
         "The paper's figures stand beside ours; the two are not on one scale, so compare their order, "
-        "not their values.</p>"
-        f"{body}</body></html>\n"
+        f"not their values.</p>{body}",
     )
 
 
-def _table(heads: Cells, rows: list[Cells], words: int = 1) -> str:
-    """A table; the first `words` columns are text, the others numbers."""
-    head = "".join(f"<th>{name}</th>" for name in heads)
+def markdown(records: list[Record]) -> str:
+    """The tables of the page, for the document."""
+    made = [claims.table(records), *(tables.headline(records, scale) for scale in ("small", "quarter"))]
+    made += [significance.table(), tables.step_sizes(records), tables.suspects(records), tables.table_2(records)]
+    made += [tables.stability(records), tables.table_3(records), tables.times(records)]
+    return "\n".join(table.markdown() for table in made if table)
+
+
+def page(title: str, body: str) -> str:
+    """A whole page."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{escape(title)}</h1>{body}</body></html>\n"
+    )
+
+
+def marked(text: str) -> str:
+    """Text whose code and bold marks are Markdown's, as HTML."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text)
+
+
+def section(table: Table | None, between: str = "") -> str:
+    """A heading, what to know, perhaps charts, and the table."""
+    if table is None:
+        return ""
+    return f"<h2>{marked(table.title)}</h2><p>{marked(table.note)}</p>{between}{html(table)}"
+
+
+def html(table: Table) -> str:
+    """The table alone; on a narrow screen it scrolls inside its frame."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
     lines = []
-    for row in rows:
-        cells = (f'<td class="{"" if i < words else "n"}">{cell}</td>' for i, cell in enumerate(row))
+    for row in table.rows:
+        cells = (f'<td class="{"" if i < table.words else "n"}">{marked(c)}</td>' for i, c in enumerate(row))
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "diverged" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+def charts(found: list[str]) -> str:
+    """Charts side by side where there is room."""
+    return f'<div class="charts">{"".join(found)}</div>' if found else ""
 
 
-def _seeds(records: list[Record], value: str) -> str:
-    """A figure of each seed; a dash where nothing was run."""
-    if value == "bleu":
-        return " / ".join(_number(results.test_bleu(record)) for record in records) or "–"
-    return " / ".join(_number(record[value], 2) for record in records) or "–"
+def _claims(records: list[Record]) -> str:
+    table = claims.table(records)
+    if table is None:
+        return ""
+    text = section(table).replace('<div class="wide">', '<div class="claims">')
+    for verdict, style in ((HOLDS, "holds"), (FAILS, "fails"), (results.UNDECIDED, "open")):
+        text = text.replace(f'<td class="">{verdict}</td>', f'<td><span class="{style}">{verdict}</span></td>')
+    return text
+
+
+def curve_line(runs: list[Record], label: str, style: str) -> Line:
+    """The mean training loss over seeds, and a band from the lowest to the highest of them."""
+    by_step: dict[float, list[float]] = {}
+    for run in runs:
+        for step, loss in run["curve"]:
+            by_step.setdefault(float(step), []).append(float(loss))
+    whole = {step: losses for step, losses in by_step.items() if len(losses) == len(runs)}
+    points = [(step, results.mean(losses)) for step, losses in sorted(whole.items())]
+    band = [(step, min(losses), max(losses)) for step, losses in sorted(whole.items())]
+    return Line(label, points, style, band if len(runs) > 1 else [])
+
+
+def curves(title: str, groups: dict[str, list[Record]], styles: dict[str, str]) -> str:
+    """Training loss over steps, a line for each group of seeds; the first steps are above the frame."""
+    lines = [curve_line(runs, name, styles[name]) for name, runs in groups.items() if runs]
+    steps = max(x for line in lines for x, _ in line.points)
+    late = [y for line in lines for x, y in line.points if x > steps / 10]
+    low, high = frame(late)
+    chart = Chart(title, "step", "training loss", (0, steps), (low, high))
+    return chart.svg(lines, ticks(0, steps), ticks(low, high))
+
+
+def ways_chart(records: list[Record], groups: dict[str, list[Record]], styles: dict[str, str], bleu: bool) -> str:
+    """Loss or BLEU of each group in each way to evaluate, with intervals over seeds where there are any."""
+    lines, value = [], results.test_bleu if bleu else results.dev_loss
+    for number, (name, runs) in enumerate(groups.items()):
+        points, halves = [], []
+        for place, way in enumerate(WAYS):
+            values = [v for r in runs if math.isfinite(v := value(r, way))]
+            if values:
+                points.append((place + 0.08 * (number - len(groups) / 2 + 0.5), results.mean(values)))
+                scales = {r["config"]["scale"]["name"] for r in runs}
+                halves.append(results.noise(records, scales, way, bleu).half(len(values)))
+        lines += [Line(name, points, styles[name], halves=halves, joined=False)] if points else []
+    if not lines:
+        return ""
+    every = [y + sign * (h if math.isfinite(h) else 0) for line in lines for (_, y), h in
+             zip(line.points, line.halves, strict=True) for sign in (-1, 1)]  # fmt: skip
+    what = "test BLEU" if bleu else "dev loss"
+    chart = Chart(what, "", what, (-0.5, 2.5), frame(every), names={float(i): WAY_NAMES[w] for i, w in enumerate(WAYS)})
+    return chart.svg(lines, [0.0, 1.0, 2.0], ticks(*chart.y_range))
 
 
 def _headline(records: list[Record]) -> str:
-    rows = []
-    for scale in ("small", "demo", "offline", "tiny"):
-        for record in results.select(records, scale):
-            config, test = record["config"], record["bleu"].get("test")
-            domains = ", ".join(f"{name} {score:.1f}" for name, score in test["domains"].items()) if test else ""
-            name = f"{config['row']['name']} at {scale}, {'warm-up' if config['warmup'] else 'no warm-up'}"
-            rows.append([
-                name, ROWS[config["row"]["name"]].describe(), str(config["seed"]),
-                _number(results.test_bleu(record)), domains, _number(record["dev_loss"], 3),
-                f"{record['state_bytes']:,}", f"{record['tokens_per_second']:,}",
-                f"{record['train_seconds'] / 60:.1f}",
-            ])  # fmt: skip
-    if not rows:
+    text = ""
+    for scale in ("small", "quarter"):
+        groups = {row: runs for row in BEST if (runs := at_best(records, row, scale))}
+        drawn = [curves("Training loss, each row at its best step size", groups, COLOURS)] if groups else []
+        drawn += [ways_chart(records, groups, COLOURS, bleu) for bleu in (False, True)] if groups else []
+        text += section(tables.headline(records, scale), charts(drawn))
+    return text + section(significance.table())
+
+
+def _step_sizes(records: list[Record]) -> str:
+    drawn = []
+    found = {row: results.select(records, "quarter", row=row, warmup=warm) for row, warm in COMPARED.items()}
+    for way in ("last", "decayed"):
+        curves_ = {row: results.sweep_curve(runs, way) for row, runs in found.items() if runs}
+        points = [point for curve in curves_.values() for point in curve]
+        xs = sorted({x for x, _ in points})
+        if len(xs) > 1:
+            label = "step size, as a multiple of the paper's (what failed is drawn on the edge)"
+            top = min(y for _, y in points) + 0.8
+            frames = frame([min(y, top) for _, y in points])
+            chart = Chart(f"Dev loss, {WAY_NAMES[way]}", label, "dev loss", (xs[0], xs[-1]), frames, log_x=True)
+            lines = [Line(f"{row}: {ROWS[row].describe()}", curve, COLOURS[row]) for row, curve in curves_.items()]
+            drawn.append(chart.svg(lines, xs, ticks(*chart.y_range)))
+    return section(tables.step_sizes(records), charts(drawn))
+
+
+def _suspects(records: list[Record]) -> str:
+    return section(tables.suspects(records))
+
+
+def _stability(records: list[Record]) -> str:
+    lines, dashes = [], {"c0": 0, "c1": 0, "c4": 0}
+    for row, warm in [*((row, False) for row in SWEEP_ROWS), ("A", True)]:
+        curve = results.sweep_curve(results.select(records, "hard", row=row, warmup=warm))
+        if len(curve) > 1:
+            style = "c4" if warm else "c0" if ROWS[row].clip else "c1"
+            name = f"{row} with warm-up" if warm else f"{row}: {ROWS[row].describe()}"
+            letter = ("A, warm-up" if warm else row, 3.0) if 3.0 in dict(curve) else None
+            lines.append(Line(name, curve, f"{style} dash{dashes[style]}", letter=letter))
+            dashes[style] += 1
+    if not lines:
         return ""
-    heads = [
-        "run",
-        "optimizer",
-        "seed",
-        "test BLEU",
-        "per domain",
-        "dev loss",
-        "state bytes",
-        "tokens/s",
-        "minutes",
-    ]
-    return "<h2>Adam and Adafactor</h2>" + _table(heads, rows, words=2)
-
-
-def _table_2(records: list[Record]) -> str:
-    rows = []
-    for row in TABLE_2:
-        warm = results.select(records, "mini", row=row.name, warmup=True)
-        cold = results.select(records, "mini", row=row.name, warmup=False)
-        if warm or cold:
-            rows.append([
-                row.name[0], row.describe(), _number(row.warm), _number(row.cold),
-                *(_seeds(runs, value) for value in ("bleu", "dev_loss") for runs in (warm, cold)),
-            ])  # fmt: skip
-    if not rows:
-        return ""
-    heads = [
-        "",
-        "optimizer",
-        "paper, warm-up",
-        "paper, none",
-        "BLEU, warm-up",
-        "BLEU, none",
-        "loss, warm-up",
-        "loss, none",
-    ]
-    scale = SCALES["mini"]
-    return (
-        "<h2>Table 2: all optimizers, with and without warm-up</h2>"
-        f"<p>{scale.steps} steps of {scale.tokens} + {scale.tokens} tokens. Test BLEU (beam 4) and dev loss; "
-        f"a second seed after the stroke. The paper's step size is multiplied by {scale.adaptive:g} "
-        f"(absolute) and {scale.relative:g} (relative steps), which suits the smaller model; SGD has the "
-        "paper's. The paper's text gives 23.6 and 23.4 for A and B with warm-up where its table, used here, "
-        "has 25.6 and 25.4.</p>" + _table(heads, rows, words=2)
-    )
-
-
-def _sweep(records: list[Record]) -> str:
-    curves = {row: results.sweep_curve(results.select(records, "hard", row=row, warmup=False)) for row in SWEEP_ROWS}
-    curves = {row: curve for row, curve in curves.items() if len(curve) > 1}
-    if not curves:
-        return ""
-    every = [point for curve in curves.values() for point in curve]
-    xs, ys = [x for x, _ in every], [y for _, y in every]
-    charts = []
-    for row, curve in curves.items():
-        chart = Chart(f"Row {row}", "step size, as a multiple of the paper's", "dev loss", (min(xs), max(xs)),
-                      (math.floor(min(ys)), math.ceil(max(ys))),
-                      log_x=True, width=300, height=220)  # fmt: skip
-        lines = [Line("row A", curves["A"], "faint")] if row != "A" and "A" in curves else []
-        lines.append(Line(ROWS[row].describe(), curve, "c0"))
-        charts.append(chart.svg(lines, sorted(set(xs)), ticks(*chart.y_range)))
-    warm = results.sweep_curve(results.select(records, "hard", row="A", warmup=True))
-    table = [
-        [
-            row,
-            ROWS[row].describe(),
-            *(f"{loss:.2f}" for _, loss in curve),
-            f"{results.sensitivity(curve):.2f}",
-        ]
-        for row, curve in [*curves.items(), *([("A", warm)] if len(warm) > 1 else [])]
-    ]
-    if len(warm) > 1:
-        table[-1][1] += ", with warm-up"
-    heads = ["", "optimizer", *(f"×{x:g}" for x in sorted(set(xs))), "sensitivity"]
-    shape, steps = SCALES["hard"].shape, SCALES["hard"].steps
-    return (
-        "<h2>Stability: which row survives how large a step</h2>"
-        f"<p>No warm-up. A {shape.norm}-norm model of {shape.layers} + {shape.layers} layers, width "
-        f"{shape.width}, {steps} steps. Dev loss at the end, at most that of a fresh model, the mean over seeds. "
-        "Sensitivity is the mean over the sweep of that loss minus the row's best "
-        "(Wortsman et al., 2023): lower is more stable.</p>"
-        f'<div class="charts">{"".join(charts)}</div>' + _table(heads, table, words=2)
-    )
+    points = [point for line in lines for point in line.points]
+    xs = sorted({x for x, _ in points})
+    label = "step size, as a multiple of the paper's (blue: clipped; red: not; brown: A with warm-up)"
+    chart = Chart("Dev loss after 500 steps", label, "dev loss", (xs[0], xs[-1]), frame([y for _, y in points]),
+                  log_x=True, width=640, height=400)  # fmt: skip
+    return section(tables.stability(records), chart.svg(lines, xs, ticks(*chart.y_range)))
 
 
 def _figure(records: list[Record]) -> str:
     found = {row: results.select(records, "mini", row=row, warmup=True)[:1] for row in FIGURE_ROWS}
-    points = {
-        row: [(float(x), float(y)) for x, y in runs[0]["rms_update"]["values"]] for row, runs in found.items() if runs
-    }
+    points = {row: [(x * PAPER_STEPS / runs[0]["steps"], float(y)) for x, y in runs[0]["rms_update"]["values"]]
+              for row, runs in found.items() if runs}  # fmt: skip
     if not points:
         return ""
-    steps = max(x for curve in points.values() for x, _ in curve)
     high = min(4.0, math.ceil(max(y for curve in points.values() for _, y in curve)))
-    charts = []
+    styles = dict(zip(FIGURE_ROWS, ("c1", "c0", "c0", "c1"), strict=True))  # as the paper: fast decay red, slow blue
+    drawn = []
     for title, pair in (("As in the paper", FIGURE_ROWS[:2]), ("With the remedies", FIGURE_ROWS[2:])):
-        chart = Chart(title, "step", "RMS(U)", (0, steps), (0, high))
-        lines = [
-            Line(f"{row}: {ROWS[row].describe()}", points[row], f"c{i}") for i, row in enumerate(pair) if row in points
-        ]
-        charts.append(chart.svg(lines, ticks(0, steps), ticks(0, high)))
+        chart = Chart(title, "training step t", "RMS(U)", (0, PAPER_STEPS), (0, high))
+        lines = [Line(f"{row}: {ROWS[row].describe()}", points[row], styles[row]) for row in pair if row in points]
+        drawn.append(chart.svg(lines, ticks(0, PAPER_STEPS), ticks(0, high)))
     name = next(runs[0]["rms_update"]["parameter"] for runs in found.values() if runs)
+    steps = next(runs[0]["steps"] for runs in found.values() if runs)
     return (
         "<h2>Figure 1: RMS(U) of one weight matrix</h2>"
-        f"<p>Before clipping, with warm-up, of <code>{escape(name)}</code>. "
-        "Above 1 an update is larger than meant.</p>"
-        f'<div class="charts">{"".join(charts)}</div>'
+        f"<p>Before clipping, with warm-up, of <code>{escape(name)}</code>, on the paper's axes: our {steps:,} steps "
+        f"are stretched to its {PAPER_STEPS:,}, as the schedule is. Above 1 an update is larger than meant.</p>"
+        + charts(drawn)
     )
 
 
+def _table_2(records: list[Record]) -> str:
+    return section(tables.table_2(records))
+
+
 def _table_3(records: list[Record]) -> str:
-    rows = []
-    for embedding, (adam, adafactor) in TABLE_3.items():
-        ours = [results.select(records, "mini", tied=False, embedding=embedding, row=row) for row in ("Adam", "O")]
-        if any(ours):
-            texts = {"scaled": ("1/√d", "√d"), "unit": ("1", "1"), "plain": ("1/√d", "1")}[embedding]
-            rows.append([*texts, _number(adam), _number(adafactor), *(_seeds(runs, "bleu") for runs in ours),
-                         *(_seeds(runs, "dev_loss") for runs in ours)])  # fmt: skip
-    if not rows:
-        return ""
-    heads = ["initial σ", "multiplier", "paper, Adam", "paper, Adafactor", "BLEU, Adam", "BLEU, Adafactor",
-             "loss, Adam", "loss, Adafactor"]  # fmt: skip
-    return "<h2>Table 3: three embedding schemes, softmax untied</h2>" + _table(heads, rows, words=2)
+    return section(tables.table_3(records))
+
+
+def bars(found: list[tuple[str, str, float, str]]) -> str:
+    """Horizontal bars: name, text, length as a part of the longest, style."""
+    lines = (
+        f'<span>{escape(name)}</span><span class="{style}"><span class="bar" style="width:{45 * part:.2f}%"></span>'
+        f"{escape(text)}</span>"
+        for name, text, part, style in found
+    )
+    return f'<div class="bars">{"".join(lines)}</div>'
 
 
 def _memory(records: list[Record]) -> str:
@@ -201,33 +231,34 @@ def _memory(records: list[Record]) -> str:
     kept = [row for row in TABLE_2 if row.name in seen and row.name not in ("Q10", "Q100", "Q150", "Q200", "Q300")]
     if not kept:
         return ""
-    rows = []
+    most = max(seen[row.name]["state_bytes"] for row in kept) or 1
+    found = []
     for row in kept:
         size, weights = seen[row.name]["state_bytes"], seen[row.name]["parameter_bytes"]
-        bar = f'<span class="bar" style="width:{4 * size / weights:.3f}em"></span>'
-        rows.append([row.name[0], row.describe(), f"{size:,}", f"{100 * size / weights:.2f} %", bar])
-    heads = ["", "optimizer", "bytes of state", "of the weights", ""]
-    return "<h2>Memory, measured</h2>" + _table(heads, rows, words=2)
+        name = f"{row.name[0]}: {row.describe()}"
+        found.append((name, f"{size:,} ({100 * size / weights:.1f} %)", size / most, "c0"))
+    return f"<h2>Memory, measured</h2><p>Bytes of optimizer state, and of the weights' bytes.</p>{bars(found)}"
 
 
 def _samples(records: list[Record]) -> str:
-    for scale in ("small", "demo", "mini", "offline", "tiny"):
+    for scale in ("small", "quarter", "mini", "tiny"):
         runs = [r for r in results.select(records, scale, seed=0) if r["bleu"].get("test", {}).get("samples")]
-        runs = [r for r in runs if r["config"]["row"]["name"] in ("B", "N", "O")]
+        runs = [r for r in runs if r["config"]["row"]["name"] in ("B", "O", "P")]
+        runs = list({r["config"]["row"]["name"]: r for r in runs}.values())
         if runs:
             break
     else:
         return ""
     parts = []
     for index, sample in enumerate(runs[0]["bleu"]["test"]["samples"]):
-        lines = [f"<b>{escape(sample['source'])}</b>", f"<i>{escape(sample['reference'])}</i>"]
-        lines += [
-            f"{r['config']['row']['name']}{'' if r['config']['warmup'] else ' (no warm-up)'}: "
-            f"{escape(r['bleu']['test']['samples'][index]['translation'])}" for r in runs
-        ]  # fmt: skip
-        parts.append(f"<li>{'<br>'.join(lines)}</li>")
-    title = f"<h2>Sample translations ({scale})</h2><p>Source, reference, then each run's.</p>"
-    return f"{title}<ul>{''.join(parts)}</ul>"
+        lines = [f"<p><b>{escape(sample['source'])}</b></p>", f"<p><i>{escape(sample['reference'])}</i></p>"]
+        for r in runs:
+            name = f"{r['config']['row']['name']}, {'warm-up' if r['config']['warmup'] else 'no warm-up'}"
+            text = escape(r["bleu"]["test"]["samples"][index]["translation"])
+            lines.append(f'<p><span class="who">{name}</span>{text}</p>')
+        parts.append(f'<div class="pair">{"".join(lines)}</div>')
+    title = f"<h2>The first test sentences ({scale})</h2><p>Source, reference, then each run's last weights.</p>"
+    return title + "".join(parts)
 
 
 def _settings(records: list[Record]) -> str:
@@ -237,27 +268,16 @@ def _settings(records: list[Record]) -> str:
         shape = config["shape"]
         rows.append([
             name, f"{shape['layers']} + {shape['layers']} layers, {shape['norm']}-norm", str(shape["width"]),
-            str(shape["filter"]), str(shape["heads"]), f"{shape['dropout']:g}", str(config["vocabulary"]),
-            str(config["tokens"]), str(config["steps"]), f"{config['adaptive']:g}, {config['relative']:g}",
+            str(shape["filter"]), str(shape["heads"]), f"{shape['dropout']:g}", f"{config['vocabulary']:,}",
+            f"{config['tokens']:,}", f"{config['steps']:,}", f"{config['adaptive']:g}, {config['relative']:g}",
         ])  # fmt: skip
     if not rows:
         return "<p>There are no records yet.</p>"
-    heads = [
-        "scale",
-        "model",
-        "width",
-        "filter",
-        "heads",
-        "dropout",
-        "vocabulary",
-        "tokens",
-        "steps",
-        "multipliers",
-    ]
+    heads = "scale,model,width,filter,heads,dropout,vocabulary,tokens,steps,multipliers".split(",")
     signatures = {score["signature"] for record in records for score in record["bleu"].values()}
     corpora = {f"{r['corpus']['name']} ({r['corpus']['fingerprint']})" for r in records}
     versions = {", ".join(f"{k} {v}" for k, v in record["versions"].items()) for record in records}
     commits = {str(record["commit"])[:10] for record in records}
     notes = [("sacreBLEU", signatures), ("Corpus", corpora), ("Versions", versions), ("Commits", commits)]
     text = "".join(f"<p><b>{name}</b> {escape('; '.join(sorted(found)))}</p>" for name, found in notes)
-    return "<h2>Settings</h2>" + _table(heads, rows, words=2) + text
+    return section(tables.times(records)) + "<h2>Settings</h2>" + html(Table("", "", heads, rows, 2)) + text

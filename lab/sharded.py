@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lab.batches import Batch
-from lab.vocabulary import PAD
 
 
 class Processes:
@@ -25,6 +24,8 @@ class Processes:
         self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         self.leader = self.rank == 0
         if self.size > 1 and not dist.is_initialized():
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             dist.init_process_group()
 
     def shard(self, model: nn.Module) -> None:
@@ -46,9 +47,8 @@ class Processes:
         rows = torch.arange(self.rank, len(batch.source), self.size)
         empty = len(rows) == 0
         rows = torch.tensor([0]) if empty else rows  # every process has to take part
-        mine = Batch(batch.source[rows], batch.target_in[rows], batch.target_out[rows])
-        tokens, total = (int((b.target_out != PAD).sum()) for b in (mine, batch))
-        return mine, 0.0 if empty else self.size * tokens / total
+        mine = batch.rows(rows)
+        return mine, 0.0 if empty else self.size * mine.targets / batch.targets
 
     def mean(self, *values: float) -> list[float]:
         """The mean of each value over the processes."""

@@ -34,7 +34,7 @@ class Row:
         """The row in a few words."""
         if self.step == "sgd":
             return f"SGD, lr = {self.scale:g}·s"
-        second = f"β₂ = {self.beta2:g}" if self.beta2 is not None else f"β₂ = 1 − t^-{self.decay_rate:g}"
+        second = f"β₂ = {self.beta2:g}" if self.beta2 is not None else f"β₂ = 1 − t^−{self.decay_rate:g}"
         words = [{"outer": "factored", "row": "row mean", "column": "column mean"}.get(str(self.factored), "")]
         words += [f"β₁ = {self.beta1:g}" if self.beta1 else "", second]
         words += [
@@ -71,7 +71,9 @@ TABLE_2 = (
 )  # fmt: skip
 # Table 3's Adam: the second-moment decay of Vaswani et al. (2017).
 ADAM = Row("Adam", beta1=0.9, beta2=0.98)
-ROWS = {row.name: row for row in (*TABLE_2, ADAM)}
+# Between N and O: N factored, which is O with absolute steps.
+NF = Row("NF", factored="outer", beta2=None, clip=1.0)
+ROWS = {row.name: row for row in (*TABLE_2, ADAM, NF)}
 
 # Table 3: embedding scheme → the paper's BLEU with Adam and with Adafactor.
 TABLE_3 = {"scaled": (26.4, 26.6), "unit": (25.8, 26.4), "plain": (24.2, 25.4)}

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from lab import vocabulary
 from lab.batches import Batch, Batches
 from lab.corpus import Corpus
+from lab.machine import keep_freed_memory
 from lab.model import Shape, Transformer, sinusoids
 from lab.presets import Scale
-from lab.train import keep_freed_memory
 from lab.vocabulary import PAD
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
-import platform
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_model
+from torch import Tensor
 
 from lab import vocabulary
 from lab.batches import Batch, Batches
 from lab.corpus import Corpus
-from lab.evaluate import bleu, held_out_loss
+from lab.decode import translate
+from lab.evaluate import bleu, held_out_loss, pack
 from lab.files import locked, write_atomically, write_text
+from lab.machine import commit, keep_freed_memory, versions
 from lab.model import Transformer
 from lab.presets import Job
 from lab.sharded import Processes
@@ -30,6 +29,8 @@ from lab.table import make_optimizer, schedule, state_bytes
 
 WATCHED = "decoder.0.feed_forward.widen.weight"  # the matrix whose RMS(U) is recorded (Figure 1)
 CURVE_POINTS = 100
+WAYS = ("last", "mean", "decayed")  # the weights of a run that are evaluated; those of a short one are the last only
+SNAPSHOTS = 10  # of the last tenth of a run, whose mean is evaluated
 
 
 @dataclass
@@ -40,13 +41,13 @@ class Progress:
     losses: list[float] = field(default_factory=list)
     rms_updates: list[float] = field(default_factory=list)
     seconds: float = 0.0  # of training
+    cpu_seconds: float = 0.0  # of the process, evaluation included
     tokens: int = 0
     diverged: bool = False
 
     def smooth_loss(self) -> float:
-        """The mean loss of the last tenth of the run so far, at most 100 steps of it."""
-        last = self.losses[-min(100, max(1, len(self.losses) // 10)) :]
-        return sum(last) / len(last) if last else math.nan
+        """The loss now."""
+        return smooth(self.losses)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Options:
     device: str = "cpu"
     on_progress: Callable[[Progress], None] = lambda progress: None
     processes: Processes = field(default_factory=Processes)
+    accumulate: int = 1  # backward passes of a step, for a device that has no room for the whole batch
+    compiler: str | None = None  # torch.compile's backend; None: not compiled
 
 
 def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Trainer] | None = None) -> dict[str, Any]:
@@ -79,11 +82,10 @@ def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Tr
         keep_freed_memory()
         trainer = (trainer_of or Trainer)(job, corpus, options)
         trainer.resume()
-        trainer.train()
-        trainer.gather()
+        for way in WAYS if job.scale.branch else WAYS[:1]:
+            trainer.reach(way)
         if not processes.leader:
             return {}
-        save_weights(trainer.model, folder / "weights.safetensors")
         record = trainer.record()
         write_text(folder / "record.json", json.dumps(record, ensure_ascii=False) + "\n")
         (folder / "checkpoint.pt").unlink(missing_ok=True)
@@ -112,15 +114,20 @@ class Trainer:
         self.job, self.corpus, self.options = job, corpus, options
         self.folder = run_folder(job, options.cache)
         self.vocabulary = vocabulary.train(corpus, job.scale.vocabulary, options.cache)
-        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens)
+        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens, job.scale.longest)
         torch.manual_seed(job.seed)
         self.device = torch.device(options.device)
         self.model = Transformer(job.scale.shape, len(self.vocabulary)).to(self.device)
         self.progress = Progress()
-        self.initial_loss = self._dev_loss()
+        self.sums: dict[str, Tensor] = {}  # of the snapshots so far
+        self.found: dict[str, Any] = {}  # what was evaluated so far: way → loss, scores, translations
+        self.initial_loss = self._dev_loss(self.model)
         self.processes = options.processes
         self.processes.shard(self.model)
+        if options.compiler:
+            self.model.compile(backend=options.compiler, dynamic=True)
         self.optimizer = make_optimizer(job.settings, self.model.named_parameters())
+        self._cpu = time.process_time()
 
     def resume(self) -> None:
         """Continue from the last checkpoint, if it is of this very job."""
@@ -135,16 +142,28 @@ class Trainer:
         torch.set_rng_state(saved["generator"].cpu())
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(saved["device_generator"].cpu())
-        self.progress = Progress(**saved["progress"])
+        self.progress, self.sums, self.found = Progress(**saved["progress"]), saved["sums"], saved["found"]
 
-    def train(self) -> None:
-        """Go on to the last step or to a divergence, with a checkpoint now and then."""
+    def reach(self, way: str) -> None:
+        """Train as far as these weights need, and evaluate them; what was evaluated before stays."""
+        self.train(self.job.scale.steps + (self.job.scale.branch if way == "decayed" else 0))
+        if way in self.found or self.progress.diverged:
+            return
+        model = self.averaged() if way == "mean" else self.whole()
+        if self.processes.leader:
+            if way != "mean":
+                save_weights(model, self.folder / ("weights.safetensors" if way == "last" else f"{way}.safetensors"))
+            self.found[way] = self.evaluate(model)
+        self.checkpoint()
+
+    def train(self, until: int | None = None) -> None:
+        """Go on to step `until`, by default the last, or to a divergence, with a checkpoint now and then."""
         self.model.train()
-        steps = self.job.scale.steps
+        until = self.job.scale.steps if until is None else until
         stream = self.batches.stream(self.job.seed, start=self.progress.step)
         saved = began = time.monotonic()
         before = self.progress.seconds
-        while self.progress.step < steps and not self.progress.diverged:
+        while self.progress.step < until and not self.progress.diverged:
             self._step(next(stream).to(self.device))
             now = time.monotonic()
             self.progress.seconds = before + now - began
@@ -163,21 +182,33 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad()
-        mine, weight = self.processes.share(batch)
-        loss = self.model.loss(mine.source, mine.target_in, mine.target_out, self.job.scale.smoothing) * weight
-        progress.losses += self.processes.mean(loss.item())
+        progress.losses += self.processes.mean(self._backward(batch))
         progress.tokens += batch.tokens
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
         if not progress.diverged:
-            torch.autograd.backward(loss)
             self.optimizer.step()
             progress.rms_updates.append(self._rms_update())
+            if self.job.scale.branch and progress.step in snapshots(self.job.scale.steps):
+                for name, value in self.processes.whole(self.model.state_dict()).items():
+                    self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+
+    def _backward(self, batch: Batch) -> float:
+        """Leave the gradients of the batch's loss, and return the share of this process in it."""
+        mine, weight = self.processes.share(batch)
+        total = 0.0
+        for part, share in mine.split(self.options.accumulate):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.scale.autocast):
+                loss = self.model.loss(part.source, part.target_in, part.target_out, self.job.scale.smoothing)
+            loss = loss * (weight * share)
+            total += loss.item()
+            torch.autograd.backward(loss)
+        return total
 
     def _rate(self) -> float:
-        """The step size of the step that is counted already."""
-        job = self.job
-        rate = job.effective_multiplier * job.settings.scale
-        return rate * schedule(self.progress.step, job.scale.steps, job.warmup)
+        """The step size of the step that is counted already; after the last step it falls to zero in a line."""
+        job, step, last = self.job, self.progress.step, self.job.scale.steps
+        rate = job.effective_multiplier * job.settings.scale * schedule(min(step, last), last, job.warmup)
+        return rate if step <= last else rate * (1 - (step - last) / (job.scale.branch + 1))
 
     def _rms_update(self) -> float:
         if not hasattr(self.optimizer, "report"):
@@ -186,6 +217,8 @@ class Trainer:
 
     def checkpoint(self) -> None:
         """Save all that decides how the run goes on, in one step."""
+        self.progress.cpu_seconds += time.process_time() - self._cpu
+        self._cpu = time.process_time()
         state = {
             "config": json.dumps(self.job.config()),
             "model": self.processes.whole(self.model.state_dict()),
@@ -193,49 +226,80 @@ class Trainer:
             "generator": torch.get_rng_state(),
             "device_generator": torch.cuda.get_rng_state() if self.device.type == "cuda" else torch.empty(0),
             "progress": vars(self.progress),
+            "sums": self.sums,
+            "found": self.found,
         }
         if self.processes.leader:
             write_atomically(self.folder / "checkpoint.pt", lambda stream: torch.save(state, stream))
 
-    def gather(self) -> None:
-        """End of training: the whole model on every process, to evaluate and to save."""
-        if self.processes.size > 1:
-            weights = self.processes.whole(self.model.state_dict())
-            self.model = Transformer(self.job.scale.shape, len(self.vocabulary)).to(self.device)
-            self.model.load_state_dict(weights)
+    def whole(self) -> Transformer:
+        """The model as it is now, to evaluate and to save."""
+        return self.model if self.processes.size == 1 else self._filled(self.processes.whole(self.model.state_dict()))
+
+    def averaged(self) -> Transformer:
+        """The model whose weights are the means of the snapshots."""
+        return self._filled({name: value / len(snapshots(self.job.scale.steps)) for name, value in self.sums.items()})
+
+    def _filled(self, weights: dict[str, Tensor]) -> Transformer:
+        state = torch.get_rng_state()
+        model = Transformer(self.job.scale.shape, len(self.vocabulary)).to(self.device)
+        torch.set_rng_state(state)  # the draws of its initialisation are not the run's
+        model.load_state_dict(weights)
+        return model
+
+    def evaluate(self, model: Transformer) -> dict[str, Any]:
+        """Loss, scores and translations of a model."""
+        began, scale = time.monotonic(), self.job.scale
+        scores, translations = {}, {}
+        for part, size in (("dev", scale.dev), ("test", scale.test)):
+            pairs = self.corpus.part(part)[:size]
+            if pairs:
+                translations[part] = translate(model, self.vocabulary, [pair.english for pair in pairs])
+                scores[part] = bleu(translations[part], pairs, samples=5 if part == "test" else 0)
+        loss = rounded(self._dev_loss(model))
+        seconds = time.monotonic() - began
+        return {"dev_loss": loss, "bleu": scores, "translations": translations, "seconds": seconds}
 
     def record(self) -> dict[str, Any]:
-        """Evaluate the model, and put together what is kept of the run."""
-        began = time.monotonic()
-        scale, progress = self.job.scale, self.progress
-        scores = {}
-        for part, size in (("dev", scale.dev), ("test", scale.test)):
-            if size and not progress.diverged:
-                pairs = self.corpus.part(part)[:size]
-                scores[part] = bleu(self.model, self.vocabulary, pairs, samples=5 if part == "test" else 0)
-        return {
+        """Put together what is kept of the run; the figures without a name are those of the last weights."""
+        progress, scale = self.progress, self.job.scale
+        ways = {way: {key: found[key] for key in ("dev_loss", "bleu")} for way, found in self.found.items()}
+        self.progress.cpu_seconds += time.process_time() - self._cpu
+        record = {
             "name": self.job.name,
             "config": self.job.config(),
             "diverged": progress.diverged,
-            "steps": progress.step,
+            "steps": min(progress.step, scale.steps),
             "initial_loss": round(self.initial_loss, 4),
-            "train_loss": rounded(progress.smooth_loss()),
-            "dev_loss": None if progress.diverged else rounded(self._dev_loss()),
-            "bleu": scores,
-            "curve": thin(progress.losses),
-            "rms_update": {"parameter": WATCHED, "values": thin(progress.rms_updates, every=True)},
+            "train_loss": rounded(smooth(progress.losses[: scale.steps])),
+            **ways.pop("last", {"dev_loss": None, "bleu": {}}),
+            "curve": thin(progress.losses[: scale.steps]),
+            "rms_update": {"parameter": WATCHED, "values": thin(progress.rms_updates[: scale.steps], every=True)},
             "state_bytes": state_bytes(self.optimizer),
             "parameter_bytes": sum(p.nbytes for p in self.model.parameters()),
             "tokens_per_second": round(progress.tokens / max(progress.seconds, 1e-9)),
             "train_seconds": round(progress.seconds, 1),
-            "evaluate_seconds": round(time.monotonic() - began, 1),
+            "evaluate_seconds": round(sum(found["seconds"] for found in self.found.values()), 1),
+            "cpu_seconds": round(progress.cpu_seconds, 1),
             "corpus": {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint()},
             "commit": commit(),
             "versions": versions(),
         }
+        if scale.branch:
+            record["ways"] = ways
+            said = {way: found["translations"].get("test", []) for way, found in self.found.items()}
+            record["translations"] = pack(said)
+        return record
 
-    def _dev_loss(self) -> float:
-        return held_out_loss(self.model, self.vocabulary, self.corpus.dev[:300], self.job.scale.smoothing)
+    def _dev_loss(self, model: Transformer) -> float:
+        pairs = self.corpus.dev if self.job.scale.branch else self.corpus.dev[:300]
+        return held_out_loss(model, self.vocabulary, pairs, self.job.scale.smoothing)
+
+
+def snapshots(steps: int) -> list[int]:
+    """The steps after which the weights are added to the mean: evenly over the last tenth, the last among them."""
+    stride = max(1, steps // (10 * SNAPSHOTS))
+    return [step for step in (steps - stride * i for i in range(SNAPSHOTS)) if step > 0]
 
 
 def has_diverged(losses: list[float], initial: float) -> bool:
@@ -244,6 +308,12 @@ def has_diverged(losses: list[float], initial: float) -> bool:
         return True
     last = losses[-10:]
     return len(last) == 10 and sum(last) / 10 > 3 * initial
+
+
+def smooth(losses: list[float]) -> float:
+    """The mean of the last tenth of the losses, at most 100 of them."""
+    last = losses[-min(100, max(1, len(losses) // 10)) :]
+    return sum(last) / len(last) if last else math.nan
 
 
 def thin(values: list[float], every: bool = False) -> list[list[float]]:
@@ -267,25 +337,3 @@ def save_weights(model: Transformer, path: Path) -> None:
     """Write the weights for `translate`."""
     save_model(model, str(path.with_suffix(".new")))
     path.with_suffix(".new").replace(path)
-
-
-def commit() -> str | None:
-    """The commit of this checkout, or None outside of one."""
-    here = Path(__file__).parent
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
-
-
-def versions() -> dict[str, str]:
-    """The versions a result may depend on."""
-    names = ("torch", "numpy", "sentencepiece", "sacrebleu")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep large freed blocks: mapping them anew each step costs a tenth of the time on a CPU."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        m_trim_threshold, m_mmap_threshold = -1, -3
-        library.mallopt(m_mmap_threshold, 2**30)
-        library.mallopt(m_trim_threshold, 2**31 - 1)

@@ -11,6 +11,7 @@ from lab.corpus import Corpus
 from lab.files import locked, write_atomically
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+SAMPLED = 4_000_000  # of a larger corpus the vocabulary is trained on so many sentences
 
 
 class Vocabulary:
@@ -47,6 +48,8 @@ def train(corpus: Corpus, size: int, cache: Path) -> Vocabulary:
                 character_coverage=1.0 if corpus.name == "generated" else 0.9999,
                 pad_id=PAD, unk_id=UNKNOWN, bos_id=BEGIN, eos_id=END,
                 num_threads=1,
+                input_sentence_size=SAMPLED if 2 * len(corpus.train) > SAMPLED else 0,
+                shuffle_input_sentence=2 * len(corpus.train) > SAMPLED,
                 minloglevel=2,
             )  # fmt: skip
             write_atomically(path, lambda stream: stream.write(model.getvalue()))

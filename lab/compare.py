@@ -1,0 +1,48 @@
+"""Any set of recorded runs side by side: a table for the terminal and a page with their curves."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from itertools import cycle
+
+from lab import results, tables
+from lab.report import charts, curves, html, page, ways_chart
+from lab.results import Record
+from lab.tables import Table
+from lab.train import WAYS
+
+Groups = dict[str, list[Record]]
+
+
+def group(records: list[Record], wanted: list[str], scale: str) -> Groups:
+    """Runs by setting, their seeds together: `wanted` are rows at a scale, or names of runs, with `*` if you like."""
+    found: Groups = {}
+    for name in wanted:
+        runs = results.select(records, scale, row=name)
+        for run in runs or [record for record in records if fnmatch(record["name"], name)]:
+            label = run["name"].rpartition("-s")[0]
+            if run not in found.setdefault(label, []):
+                found[label].append(run)
+    return found
+
+
+def table(records: list[Record], groups: Groups) -> Table:
+    """A line for each setting."""
+    rows = []
+    for label, runs in groups.items():
+        scales = {run["config"]["scale"]["name"] for run in runs}
+        cells = [label, tables.count_seeds(runs)]
+        for bleu in (False, True):
+            for way in WAYS:
+                cells.append(tables.over_seeds(runs, results.noise(records, scales, way, bleu), way, bleu))
+        rows.append([*cells, f"{runs[0]['state_bytes']:,}"])
+    heads = ["runs", "seeds", *(f"{what} {way}" for what in ("loss", "BLEU") for way in WAYS)]
+    return Table("Comparison", "", [*heads, "state bytes"], rows)
+
+
+def draw(records: list[Record], groups: Groups) -> str:
+    """The page."""
+    styles = dict(zip(groups, cycle(["c1", "c0", "c3", "c2", "c4", "faint"]), strict=False))
+    drawn = [curves("Training loss", groups, styles)]
+    drawn += [ways_chart(records, groups, styles, bleu) for bleu in (False, True)]
+    return page("Runs compared", charts(drawn) + html(table(records, groups)))

@@ -1,0 +1,227 @@
+"""The tables of the reproduction, from the records; as HTML for the report and as Markdown for the document."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lab import results
+from lab.experiments import BEST, COMPARED, SWEEP_ROWS
+from lab.presets import SCALES
+from lab.results import Record
+from lab.table import ROWS, TABLE_2, TABLE_3
+from lab.train import WAYS
+
+WAY_NAMES = {"last": "last weights", "mean": "mean of the last", "decayed": "decayed to zero"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its title and what has to be known to read it."""
+
+    title: str
+    note: str
+    heads: list[str]
+    rows: list[list[str]]
+    words: int = 1  # the first columns that are text
+
+    def markdown(self) -> str:
+        """Title, note and table."""
+        lines = [self.heads, ["---"] * len(self.heads), *self.rows]
+        return f"### {self.title}\n\n{self.note}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number of the table, or a dash."""
+    return "–" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def over_seeds(records: list[Record], noise: results.Spread, way: str = "last", bleu: bool = False) -> str:
+    """Mean ± half the interval over seeds, and how many seeds when it is only one."""
+    if records and all(record["diverged"] for record in records):
+        return "diverged"
+    values = [results.test_bleu(r, way) if bleu else results.dev_loss(r, way) for r in records if not r["diverged"]]
+    values = [value for value in values if math.isfinite(value)]
+    half = noise.half(len(values))
+    return number(results.mean(values)) + (f" ± {half:.2f}" if values and math.isfinite(half) else "")
+
+
+def count_seeds(runs: list[Record]) -> str:
+    """How many seeds a setting has."""
+    return str(len({record["config"]["seed"] for record in runs}))
+
+
+def headline(records: list[Record], scale: str) -> Table | None:
+    """Adam and Adafactor with several seeds, evaluated in three ways."""
+    rows = []
+    for row, warm in COMPARED.items():
+        for multiplier in sorted({r["config"]["multiplier"] for r in results.select(records, scale, row=row)}):
+            runs = results.select(records, scale, row=row, warmup=warm, multiplier=multiplier)
+            if not runs or (scale == "quarter" and len(runs) < 2):
+                continue  # single seeds of it are in the sweep's table
+            cells = [f"{row}, {'warm-up' if warm else 'no warm-up'}", ROWS[row].describe(), f"×{multiplier:g}"]
+            cells.append(count_seeds(runs))
+            for bleu in (False, True):
+                for way in WAYS:
+                    cells.append(over_seeds(runs, results.noise(records, (scale,), way, bleu), way, bleu))
+            rows.append([*cells, f"{runs[0]['state_bytes']:,}"])
+    heads = ["run", "optimizer", "step size", "seeds"]
+    heads += [f"{what}, {WAY_NAMES[way]}" for what in ("dev loss", "BLEU") for way in WAYS]
+    size = SCALES[scale]
+    note = (
+        f"{size.steps:,} steps of up to {size.tokens:,} + {size.tokens:,} tokens, {size.test:,} test sentences, "
+        f"beam 4. “Decayed” trains {size.branch} steps more. ± is half the 95 % interval of the mean over seeds, when "
+        "what a seed does to all rows alike is taken out; none where too few seeds were run."
+    )
+    if any("ways" not in r for r in results.select(records, scale)):
+        note += " Runs without the other two evaluations are older; their dev loss is of 300 sentences, not of 1,000."
+    name = "`small`" if scale == "small" else "a quarter of `small`'s length"
+    return Table(f"Adam and Adafactor at {name}", note, [*heads, "bytes of state"], rows, 2) if rows else None
+
+
+def step_sizes(records: list[Record]) -> Table | None:
+    """The step-size sweep of the compared rows."""
+    rows = []
+    for way in WAYS:
+        for row, warm in COMPARED.items():
+            runs = results.select(records, "quarter", row=row, warmup=warm)
+            curve = dict(results.sweep_curve(runs, way))
+            if curve:
+                best = min(curve, key=lambda m: curve[m])
+                scores = {r["config"]["multiplier"]: results.test_bleu(r, way) for r in runs}
+                cells = [f"**{v:.2f}**" if m == best else f"{v:.2f}" for m, v in _all(curve, records)]
+                bleus = [number(scores.get(m, math.nan), 1) for m, _ in _all(curve, records)]
+                rows.append([WAY_NAMES[way], row, *(c.replace("nan", "–") for c in cells), *bleus])
+    if not rows:
+        return None
+    seen = [f"×{m:g}" for m, _ in _all({}, records)]
+    heads = ["weights", "row", *(f"loss {m}" for m in seen), *(f"BLEU {m}" for m in seen)]
+    scale = SCALES["quarter"]
+    note = (
+        f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, one seed, {scale.test} test sentences. "
+        "The best dev loss of a line is bold. A row's step size for the full length is that of its lowest dev loss "
+        "after the decay to zero, a rule set before the runs were made."
+    )
+    return Table("Which step size suits which row", note, heads, rows, 2)
+
+
+def _all(curve: dict[float, float], records: list[Record]) -> list[tuple[float, float]]:
+    """The curve at every step size that any compared row has."""
+    seen = {r["config"]["multiplier"] for row in COMPARED for r in results.select(records, "quarter", row=row)}
+    return [(m, curve.get(m, math.nan)) for m in sorted(seen)]
+
+
+def suspects(records: list[Record]) -> Table | None:
+    """What may explain a difference: one change at a time."""
+    rows = []
+    for scale, row, warm, what in (
+        ("quarter", "N", True, "N: absolute steps, full second moments, warm-up"),
+        ("quarter", "NF", True, "… factored"),
+        ("quarter", "O", True, "… and relative steps"),
+        ("quarter", "O", False, "… and no warm-up: O"),
+        ("quarter", "P", False, "… and momentum: P"),
+        ("quarter", "NF", False, "O with absolute steps"),
+        ("quarter", "B", True, "B: Adam with warm-up"),
+        ("quarter", "B", False, "… without"),
+        ("wide", "B", True, "B, four times the batch"),
+        ("wide", "O", False, "O, four times the batch"),
+        ("wide", "P", False, "P, four times the batch"),
+    ):
+        for run in results.select(records, scale, row=row, warmup=warm, seed=0):
+            if run["config"]["multiplier"] not in {BEST["O"], BEST["B"], 3.0}:
+                continue
+            losses = [number(results.dev_loss(run, way)) for way in WAYS]
+            bleus = [number(results.test_bleu(run, way), 1) for way in WAYS]
+            rows.append([what, f"×{run['config']['multiplier']:g}", f"{run['steps']:,}", *losses, *bleus])
+    heads = ["run", "step size", "steps", *(f"{what}, {WAY_NAMES[way]}" for what in ("loss", "BLEU") for way in WAYS)]
+    note = "From N to O and P, Adam's warm-up, and the batch; one seed. A line with dots changes the one before it."
+    changed = any(r["config"]["row"]["name"] == "NF" or r["config"]["scale"]["name"] == "wide" for r in records)
+    return Table("One change at a time", note, heads, rows) if changed else None
+
+
+def table_2(records: list[Record]) -> Table | None:
+    """All rows with and without warm-up."""
+    rows = []
+    loss, bleu = (results.noise(records, ("mini",), bleu=which) for which in (False, True))
+    for row in TABLE_2:
+        both = [results.select(records, "mini", row=row.name, warmup=warm) for warm in (True, False)]
+        if any(both):
+            paper = ["diverged" if math.isnan(value) else f"{value:.1f}" for value in (row.warm, row.cold)]
+            cells = [over_seeds(runs, loss) for runs in both] + [over_seeds(runs, bleu, bleu=True) for runs in both]
+            rows.append([row.name[0], row.describe(), *paper, *cells, "/".join(map(count_seeds, both))])
+    heads = ["", "optimizer", "paper, warm-up", "paper, none", "loss, warm-up", "loss, none", "BLEU, warm-up"]
+    scale = SCALES["mini"]
+    note = (
+        f"{scale.steps:,} steps of {scale.tokens} + {scale.tokens} tokens, the paper's step size ×{scale.adaptive:g} "
+        f"(SGD ×1), {scale.test} test sentences. At this length BLEU says little more than whether a row learned: read "
+        "the dev loss. ± is half the 95 % interval of the mean over seeds, from one deviation for all rows"
+    )
+    if math.isfinite(loss.half(1)):
+        note += f": {loss.deviation:.3f} in loss and {bleu.deviation:.2f} in BLEU"
+    note += "."
+    return Table("Table 2 at `mini`", note, [*heads, "BLEU, none", "seeds"], rows, 2) if rows else None
+
+
+def stability(records: list[Record]) -> Table | None:
+    """Dev loss over the step size, and the range of step sizes that do well."""
+    rows = []
+    lines = [(row, False) for row in SWEEP_ROWS] + [("A", True)]
+    for row, warm in lines:
+        runs = results.select(records, "hard", row=row, warmup=warm)
+        curve = results.sweep_curve(runs)
+        if len(curve) > 1:
+            low, high = results.good_range(curve)
+            best = min(loss for _, loss in curve)
+            cells = [f"**{loss:.2f}**" if loss == best else f"{loss:.2f}" for _, loss in curve]
+            name = ROWS[row].describe() + (", with warm-up" if warm else "")
+            rows.append([row, name, *cells, f"×{low:.2g} to ×{high:.2g}", f"×{results.learns_up_to(curve):.2g}"])
+    if not rows:
+        return None
+    seen = sorted({r["config"]["multiplier"] for r in results.select(records, "hard")})
+    heads = ["", "optimizer", *(f"×{m:g}" for m in seen), f"within {results.NEAR:g} of the best", "learns up to"]
+    shape, scale = SCALES["hard"].shape, SCALES["hard"]
+    note = (
+        f"No warm-up but in the last line. {scale.steps} steps of a {shape.norm}-norm Transformer, {shape.layers} + "
+        f"{shape.layers} layers of width {shape.width}. Dev loss, the mean over seeds (two at ×3, one elsewhere unless "
+        f"more were run). A model that knows only how often each word occurs has a loss of {results.UNIGRAM:.2f}: "
+        "failed runs end there. Then two measures: from which to which step size the loss stays within "
+        f"{results.NEAR:g} of the row's best, and up to which it learns (0.3 below that of word frequencies), with "
+        "lines drawn between the points. The mean over the sweep that stood here before was ruled by where failed "
+        "runs end: it called those rows the most sensitive whose best run was best."
+    )
+    return Table("The stability sweep at `hard`", note, heads, rows, 2)
+
+
+def table_3(records: list[Record]) -> Table | None:
+    """Three embedding schemes."""
+    rows = []
+    loss, bleu = (results.noise(records, ("mini",), bleu=which) for which in (False, True))
+    for embedding, paper in TABLE_3.items():
+        ours = [results.select(records, "mini", tied=False, embedding=embedding, row=row) for row in ("Adam", "O")]
+        if any(ours):
+            texts = {"scaled": ["1/√d", "√d"], "unit": ["1", "1"], "plain": ["1/√d", "1"]}[embedding]
+            cells = [over_seeds(runs, loss) for runs in ours] + [over_seeds(runs, bleu, bleu=True) for runs in ours]
+            rows.append([*texts, *(f"{value:.1f}" for value in paper), *cells, "/".join(map(count_seeds, ours))])
+    heads = ["initial deviation", "multiplier", "paper, Adam", "paper, Adafactor", "loss, Adam", "loss, Adafactor"]
+    note = "Adam with warm-up (β₂ = 0.98) and Adafactor (row O) without; the softmax has a matrix of its own."
+    return (
+        Table("Table 3 at `mini`", note, [*heads, "BLEU, Adam", "BLEU, Adafactor", "seeds"], rows, 2) if rows else None
+    )
+
+
+def times(records: list[Record]) -> Table | None:
+    """What each experiment took."""
+    rows = []
+    for scale in ("small", "quarter", "wide", "mini", "hard"):
+        runs = [r for r in records if r["config"]["scale"]["name"] == scale]
+        if runs:
+            wall = sum(r["train_seconds"] + r["evaluate_seconds"] for r in runs)
+            timed = [r["cpu_seconds"] for r in runs if "cpu_seconds" in r]
+            cells = [str(len(runs)), f"{wall / 3600:.1f}", f"{sum(timed) / 3600:.1f} of {len(timed)} runs"]
+            rows.append([f"`{scale}`", *cells, f"{sum(timed) / len(timed) / 60:.1f}" if timed else "–"])
+    note = (
+        "One thread a run, two runs at a time, on a machine with other work: the wall time is no measure of speed. "
+        "CPU time is recorded since the runs with three evaluations."
+    )
+    heads = ["scale", "runs", "wall time, hours", "CPU time, hours", "CPU minutes a run"]
+    return Table("What it took", note, heads, rows) if rows else None

@@ -1,0 +1,110 @@
+"""Pages: the demo's, charts, marks in documents, runs at work."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import demo
+from lab.charts import Chart, Line, frame, ticks
+from lab.clean import Pair
+from lab.corpus import Corpus, help_texts
+from lab.evaluate import pack
+from lab.files import put_between
+from lab.presets import SCALES, Job
+from lab.progress import STALE, at_work, spark, table
+from lab.report import MARKS, marked
+
+ROOT = Path(__file__).parents[2]
+
+
+def _record(row: str, texts: list[str], size: int) -> dict[str, Any]:
+    way = {"dev_loss": 3.0, "bleu": {"test": {"all": 20.0}}}
+    return {
+        "name": row, "config": Job(row, SCALES["demo"], row == "B").config(), "diverged": False, **way,
+        "ways": {"mean": way, "decayed": way}, "curve": [[i, 8.0 / i] for i in range(1, 60)], "state_bytes": size,
+        "parameter_bytes": 500, "train_seconds": 90.0, "translations": pack({"last": texts, "decayed": texts}),
+    }  # fmt: skip
+
+
+def test_the_demo_shows_curves_costs_and_the_worst_translation() -> None:
+    pairs = [Pair("lo", "", f"sentence {i}", "x" * i + f" Der Satz {i} steht hier") for i in range(30)]
+    good = [pair.german for pair in pairs]
+    good[17] = "<nothing alike>"
+    records = [_record("B", good, 1000), _record("O", good, 20)]
+    page = demo.render(records, {"B": str.upper, "O": str.lower}, ["Hello"], pairs)
+    assert page.count("<figure>") == 2
+    assert "HELLO" in page and "hello" in page
+    assert "&lt;nothing alike&gt;" in page
+    assert 'style="width:45.00%"' in page and 'style="width:0.90%"' in page  # bytes of state as bars
+    said, ranks = demo.held_out(records, pairs)
+    assert len(said) == demo.SHOWN
+    assert (ranks[0], ranks[-1]) == (1, 30)
+    assert said[0][0] == "sentence 17"
+
+
+def test_help_texts_are_short_and_of_one_domain() -> None:
+    pairs = [Pair("lo", "", "a b", "c d"), Pair("deb", "", "a b", "c d"), Pair("lo", "", "a " * 13, "b")]
+    found = help_texts(Corpus("debian", pairs, pairs, pairs))
+    assert found.train == found.dev == found.test == pairs[:1]
+
+
+def test_letters_of_lines_that_meet_do_not_cover_each_other() -> None:
+    chart = Chart("t", "x", "y", (0, 2), (0, 10))
+    lines = [Line(name, [(0.0, 1.0), (1.0, 5.0 + 0.01 * i)], letter=(name, 1.0)) for i, name in enumerate("ABC")]
+    heights = sorted(float(text.split('y="')[1].split('"')[0]) for text in chart._letters(lines))
+    assert all(after - before >= 11 for before, after in zip(heights, heights[1:], strict=False))
+
+
+def test_a_band_goes_there_and_back() -> None:
+    chart = Chart("t", "x", "y", (0, 1), (0, 1), width=174, height=168)
+    assert chart._band(Line("", [], band=[(0, 0, 1), (1, 0, 1)])).count(",") == 4
+
+
+def test_a_frame_has_room_and_ticks() -> None:
+    low, high = frame([3.0, 4.0])
+    assert low < 3.0 and high > 4.0
+    assert frame([3.0]) == (2.5, 3.5)
+    assert ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+
+
+def test_marks_are_markup_and_text_is_not() -> None:
+    assert marked("a < `b` and **c**") == "a &lt; <code>b</code> and <b>c</b>"
+
+
+def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(f"before\n{MARKS[0]}old\n{MARKS[1]}after\n", encoding="utf-8")
+    put_between(path, *MARKS, "new")
+    assert path.read_text(encoding="utf-8") == f"before\n{MARKS[0]}\nnew\n{MARKS[1]}after\n"
+    path.write_text(MARKS[0], encoding="utf-8")
+    with pytest.raises(ValueError, match="marks"):
+        put_between(path, *MARKS, "new")
+
+
+def test_the_document_has_a_place_for_the_tables() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert text.count(MARKS[0]) == text.count(MARKS[1]) == 1
+
+
+def test_runs_at_work_are_those_that_said_something_and_have_no_record(tmp_path: Path) -> None:
+    now = {"step": 5, "steps": 10, "loss": 4.0, "tokens_per_second": 9.0, "seconds": 60.0, "curve": [5.0, 4.0]}
+    for name in ("working", "finished", "stopped"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "progress.json").write_text(json.dumps(now))
+    (tmp_path / "runs" / "finished" / "record.json").write_text("{}")
+    old = time.time() - 2 * STALE
+    os.utime(tmp_path / "runs" / "stopped" / "progress.json", (old, old))
+    assert [name for name, _ in at_work(tmp_path)] == ["working"]
+    assert table(tmp_path).row_count == 1
+    assert list(table(tmp_path).columns[4].cells) == ["1 min"]
+
+
+def test_a_spark_falls_as_the_loss_does() -> None:
+    line = spark([float(100 - i) for i in range(100)])
+    assert len(line) == 40
+    assert line[0] == "█" and line[-1] == "▁"
+    assert list(line) == sorted(line, reverse=True)

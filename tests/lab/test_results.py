@@ -1,0 +1,172 @@
+"""Intervals, verdicts, the range of good step sizes, significance."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import claims, compare, tables
+from lab.clean import Pair
+from lab.evaluate import pack
+from lab.experiments import BEST, COMPARED
+from lab.presets import SCALES, Job
+from lab.results import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Difference,
+    Record,
+    Spread,
+    difference,
+    good_range,
+    learns_up_to,
+    select,
+    spread,
+    sweep_curve,
+)
+from lab.significance import paired
+
+
+def _record(job: Job, loss: float, bleu: float = 5.0, **ways: float) -> Record:
+    return {
+        "name": job.name, "config": job.config(), "diverged": False, "steps": 10, "initial_loss": 8.0,
+        "dev_loss": loss, "bleu": {"test": {"all": bleu}}, "curve": [[5, loss + 1], [10, loss]], "state_bytes": 10,
+        "ways": {way: {"dev_loss": value, "bleu": {"test": {"all": bleu}}} for way, value in ways.items()},
+        "train_seconds": 60.0, "evaluate_seconds": 0.0, "parameter_bytes": 100, "rms_update": {"values": []},
+    }  # fmt: skip
+
+
+def test_what_a_seed_does_to_all_rows_is_no_noise() -> None:
+    shifts = {0: 0.0, 1: 0.3, 2: -0.1}
+    values = {(row, seed): level + shift for row, level in (("A", 4.0), ("B", 5.0), ("C", 4.5))
+              for seed, shift in shifts.items()}  # fmt: skip
+    found = spread(values)
+    assert found.freedom == 4
+    assert found.deviation == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_deviation_of_two_seeds_is_that_of_their_differences() -> None:
+    steps = {"A": 0.10, "B": -0.10, "C": 0.04, "D": -0.04}  # from seed 0 to seed 1; their mean is zero
+    values = {(row, seed): 4.0 + seed * step for row, step in steps.items() for seed in (0, 1)}
+    found = spread(dict([*values.items(), (("alone", 0), 9.0)]))
+    assert found.freedom == 3
+    assert found.deviation == pytest.approx(math.sqrt(sum(s**2 for s in steps.values()) / 3 / 2))
+
+
+def test_too_few_seeds_give_no_interval() -> None:
+    assert spread({("A", 0): 1.0, ("B", 0): 2.0}).half(1) == math.inf
+    assert Spread(0.1, 1).half(2) == math.inf
+    assert Spread(0.1, 4).half(2, settings=2) == pytest.approx(2.78 * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "as_good", "better"),
+    [
+        (-0.20, 0.05, HOLDS, HOLDS),
+        (0.00, 0.04, HOLDS, FAILS),  # surely not 0.05 better
+        (0.00, 0.10, UNDECIDED, UNDECIDED),
+        (0.03, 0.01, HOLDS, FAILS),
+        (0.20, 0.05, FAILS, FAILS),
+        (0.08, 0.05, UNDECIDED, FAILS),
+        (-0.04, math.inf, UNDECIDED, UNDECIDED),
+        (math.nan, math.inf, UNDECIDED, UNDECIDED),
+    ],
+)
+def test_the_interval_decides(mean: float, half: float, as_good: str, better: str) -> None:
+    found = Difference(mean, half, 2)
+    assert (found.as_good(0.05), found.better(0.05)) == (as_good, better)
+
+
+def test_a_difference_is_taken_seed_by_seed_and_bleu_is_turned_round() -> None:
+    mini = SCALES["mini"]
+    first = [_record(Job("O", mini, False, seed), 4.0 + seed, 3.0) for seed in (0, 1)]
+    second = [_record(Job("B", mini, True, seed), 4.5 + seed, 5.0) for seed in (1, 2)]
+    found = difference(first, second, Spread(0.1, 10))
+    assert found.mean == pytest.approx(-0.5)
+    assert found.seeds == 1
+    assert difference(first, second, Spread(0.1, 10), bleu=True).mean == pytest.approx(2.0)  # worse
+
+
+def test_the_range_of_good_step_sizes_is_found_between_the_points_and_ignores_failures() -> None:
+    curve = [(0.1, 5.2), (1.0, 5.0), (10.0, 5.4)]
+    low, high = good_range(curve)
+    assert low == pytest.approx(10**-0.5)
+    assert high == pytest.approx(10**0.25)
+    assert good_range([*curve, (100.0, 50.0)]) == (low, high)
+    assert good_range([(1.0, 5.0), (3.0, 5.05)]) == (1.0, 3.0)
+
+
+def test_learning_ends_where_the_curve_crosses_the_limit() -> None:
+    assert learns_up_to([(1.0, 5.0), (10.0, 6.0)], limit=5.5) == pytest.approx(10**0.5)
+    assert learns_up_to([(1.0, 5.0), (10.0, 5.1)], limit=5.5) == 10.0
+    assert math.isnan(learns_up_to([(1.0, 6.0)], limit=5.5))
+
+
+def _comparison(gap: float) -> list[Record]:
+    """The compared rows at `small`, three seeds, with a little noise; O is worse by `gap`."""
+    noise = {("B", 0): 0.01, ("O", 1): -0.01, ("P", 2): 0.01}
+    return [
+        _record(Job(row, SCALES["small"], COMPARED[row], seed, BEST[row]), loss := 3.6 + gap * (row == "O")
+                + noise.get((row, seed), 0.0), 15.0 - 10 * gap * (row == "O"), mean=loss, decayed=loss)
+        for row in BEST for seed in range(3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.0, HOLDS), (0.3, FAILS)])
+def test_the_headline_follows_the_records(gap: float, verdict: str) -> None:
+    table = claims.table(_comparison(gap))
+    assert table is not None
+    found = {row[0]: row[1] for row in table.rows}
+    assert next(v for claim, v in found.items() if claim.startswith("Adafactor without")) == verdict
+    assert found["Row means alone (D) suffice"] == UNDECIDED
+
+
+def test_a_table_has_a_cell_for_every_head() -> None:
+    records = _comparison(0.1)
+    records += [_record(Job(row, SCALES["quarter"], warm, 0, m), 4.0 + m, mean=4.0, decayed=4.0 - m)
+                for row, warm in COMPARED.items() for m in (1.0, 2.0)]  # fmt: skip
+    for make in (lambda records: tables.headline(records, "small"), tables.step_sizes, tables.times, claims.table):
+        table = make(records)
+        assert table is not None
+        assert {len(row) for row in table.rows} == {len(table.heads)}
+    sizes = tables.step_sizes(records)
+    assert sizes is not None
+    assert ["last weights", "B", "**5.00**", "6.00", "5.0", "5.0"] in sizes.rows
+    assert ["decayed to zero", "B", "3.00", "**2.00**", "5.0", "5.0"] in sizes.rows
+
+
+def test_compared_runs_are_grouped_by_setting_and_drawn() -> None:
+    records = _comparison(0.1)
+    groups = compare.group(records, ["O", "small-B-*"], "small")
+    assert [len(runs) for runs in groups.values()] == [3, 3]
+    page = compare.draw(records, groups)
+    assert page.count("<figure>") == 3
+    assert page.count("<polygon") == 2  # a band over the seeds of each
+
+
+def test_paired_bootstrap_tells_a_better_translation_from_an_equal_one() -> None:
+    pairs = [Pair(f"d{i % 2}", "", f"sentence {i}", f"der Satz Nummer {i} steht hier im Text") for i in range(40)]
+    right = [pair.german for pair in pairs]
+
+    def broken(which: int) -> list[str]:
+        return [text.replace("Nummer", "Zahl") if i % 4 // 2 == which else text for i, text in enumerate(right)]
+
+    def record(name: str, texts: list[str]) -> dict[str, Any]:
+        return {"name": name, "translations": pack({"last": texts})}
+
+    found = paired(record("good", right), record("bad", broken(0)), pairs, "last")
+    assert [one["domain"] for one in found] == ["all", "d0", "d1"]
+    assert found[0]["bleu"][0] == 100.0 > found[0]["bleu"][1]
+    assert found[0]["p"] < 0.01
+    assert paired(record("one", broken(0)), record("two", broken(1)), pairs, "last")[0]["p"] > 0.3
+
+
+def test_the_best_step_sizes_are_those_of_the_records() -> None:
+    folder = Path(__file__).parents[2] / "lab" / "records" / "quarter"
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*-s0.json")]
+    for row in ("B", "O", "P"):
+        curve = dict(sweep_curve(select(records, "quarter", row=row, warmup=COMPARED[row]), "decayed"))
+        assert len(curve) >= 2
+        assert BEST[row] == min(curve, key=lambda multiplier: curve[multiplier])

@@ -1,0 +1,173 @@
+"""How a run is computed changes nothing that it should not: passes, the compiler, 16-bit products, processes."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lab.__main__ import main
+from lab.batches import Batch, make_batch
+from lab.corpus import Corpus, generated_corpus
+from lab.decode import beam_search, translate
+from lab.presets import SCALES, Job
+from lab.train import Options, Trainer, run, run_folder
+from lab.vocabulary import END
+
+TINY = replace(SCALES["tiny"], steps=6, dev=0, test=0)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    torch.set_num_threads(1)
+    return generated_corpus()
+
+
+def _trainer(corpus: Corpus, cache: Path, **changes: Any) -> Trainer:
+    options = Options(cache, **{key: changes.pop(key) for key in ("accumulate", "compiler") if key in changes})
+    return Trainer(Job("O", replace(TINY, **changes), False, corpus="generated"), corpus, options)
+
+
+def _gradients(trainer: Trainer, batch: Batch) -> tuple[float, list[torch.Tensor]]:
+    trainer.model.train()
+    loss = trainer._backward(batch)
+    return loss, [p.grad for p in trainer.model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("passes", [2, 3, 7])
+def test_a_step_in_several_passes_has_the_gradients_of_one(passes: int, corpus: Corpus, tmp_path: Path) -> None:
+    whole, parts = _trainer(corpus, tmp_path), _trainer(corpus, tmp_path, accumulate=passes)
+    # sentences of unequal length: a mean of means would be another loss
+    batch = make_batch([([4 + i, END], [5] * (3 * i + 1) + [END]) for i in range(5)])
+    loss, expected = _gradients(whole, batch)
+    found, gradients = _gradients(parts, batch)
+    assert found == pytest.approx(loss, rel=1e-6)
+    assert len(batch.split(passes)) == passes
+    for one, other in zip(expected, gradients, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+def _losses(trainer: Trainer) -> list[float]:
+    trainer.train()
+    return trainer.progress.losses
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # the compiler's own, as it is imported
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_run_is_the_run(compiler: str, corpus: Corpus, tmp_path: Path) -> None:
+    plain = _trainer(corpus, tmp_path / "plain")
+    compiled = _trainer(corpus, tmp_path / "compiled", compiler=compiler)
+    assert compiled.model._compiled_call_impl is not None
+    assert _losses(compiled) == pytest.approx(_losses(plain), rel=1e-4)
+    assert compiled.model.state_dict().keys() == plain.model.state_dict().keys()
+    assert compiled.job.name == plain.job.name
+
+
+def test_autocast_has_products_in_bfloat16_and_all_else_in_float32(corpus: Corpus, tmp_path: Path) -> None:
+    plain, short = _trainer(corpus, tmp_path), _trainer(corpus, tmp_path, autocast=True)
+    seen = []
+    short.model.layers("decoder")[0].feed_forward.widen.register_forward_hook(
+        lambda module, inputs, output: seen.append(output.dtype)
+    )
+    batch = next(plain.batches.stream(0))
+    loss, expected = _gradients(plain, batch)
+    found, gradients = _gradients(short, batch)
+    assert seen == [torch.bfloat16]
+    assert found != loss
+    assert found == pytest.approx(loss, rel=1e-2)
+    for one, other in zip(expected, gradients, strict=True):
+        assert other.dtype == torch.float32
+        assert (other - one).norm() < 0.05 * one.norm()
+    short._step(batch)
+    assert {p.dtype for p in short.model.parameters()} == {torch.float32}
+    assert all(v.dtype == torch.float32 for s in short.optimizer.state.values() for v in s.values() if v.ndim)
+    assert short.job.name != plain.job.name  # it is another run, with a record of its own
+
+
+def test_autocast_trains_as_float32_does(corpus: Corpus, tmp_path: Path) -> None:
+    plain, short = (_losses(_trainer(corpus, tmp_path / str(cast), autocast=cast)) for cast in (False, True))
+    assert short == pytest.approx(plain, rel=2e-2)
+
+
+def test_base_is_the_papers_setting() -> None:
+    base = SCALES["base"]
+    shape = base.shape
+    assert (shape.layers, shape.width, shape.heads, shape.filter) == (6, 512, 8, 2048)
+    assert (base.vocabulary, base.tokens, base.steps, base.dev) == (32_000, 4096, 100_000, 3000)
+    assert (base.adaptive, base.relative) == (1.0, 1.0)
+    assert inspect.signature(translate).parameters["beam"].default == 4
+    assert inspect.signature(beam_search).parameters["alpha"].default == 0.6
+
+
+def _files(corpus: Corpus, folder: Path) -> list[str]:
+    words = []
+    for part in ("train", "dev"):
+        for side, texts in (("source", [p.english for p in corpus.part(part)]),
+                            ("target", [p.german for p in corpus.part(part)])):  # fmt: skip
+            path = folder / f"{part}.{side}"
+            path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+            words += [f"--{part}-{side}", str(path)]
+    return words
+
+
+def test_base_runs_end_to_end_from_files_with_every_switch(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shrunk = replace(SCALES["base"], shape=replace(TINY.shape, dropout=0.1), vocabulary=400, tokens=300, steps=1200)
+    monkeypatch.setitem(SCALES, "base", replace(shrunk, dev=30))
+    monkeypatch.setattr("lab.commands.Options", _stopping(at=110))
+    words = ["lab", "run", "--scale", "base", "--no-warmup", "--bfloat16", "--accumulate", "2", "--quiet"]
+    words += ["--cache", str(tmp_path), *_files(corpus, tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(_Stopped):
+        main()
+    assert "hours for the 1,100 to go" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setitem(SCALES, "base", replace(shrunk, dev=30, steps=20))
+    monkeypatch.setattr(sys, "argv", words)
+    assert main() == 0
+    (record,) = (json.loads(path.read_text()) for path in (tmp_path / "records" / "base").glob("*.json"))
+    assert record["bleu"]["dev"]["sentences"] == 30
+    assert record["config"]["row"]["name"] == "O"
+    assert record["config"]["scale"]["autocast"]
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _stopping(at: int) -> Any:
+    def make(cache: Path, seconds: float, device: str, show: Any, *rest: Any) -> Options:
+        def step(progress: Any) -> None:
+            show(progress)
+            if progress.step == at:
+                raise _Stopped
+
+        assert seconds == 600.0
+        return Options(cache, seconds, device, step, *rest)
+
+    return make
+
+
+@pytest.mark.slow
+def test_two_processes_with_several_passes_train_as_one_process_does(corpus: Corpus, tmp_path: Path) -> None:
+    scale = SCALES["tiny"]
+    job = Job("O", scale, False, corpus="generated")
+    whole = run(job, corpus, Options(tmp_path / "one"))
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lab", "run"]
+    words += ["O", "--scale", "tiny", "--corpus", "generated", "--no-warmup", "--quiet", "--accumulate", "3"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*words, "--cache", str(tmp_path / "two")], cwd=ROOT, env=environment, check=True, timeout=300)
+    record = json.loads((run_folder(job, tmp_path / "two") / "record.json").read_text())
+    assert record["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-3)
+    one, two = (load_file(run_folder(job, tmp_path / name) / "weights.safetensors") for name in ("one", "two"))
+    for name, value in one.items():
+        assert (two[name] - value).norm() < 0.02 * value.norm()
