@@ -78,6 +78,7 @@ def material(case: Case) -> tuple[list[Tensor], list[list[Tensor]]]:
     return tensors, steps
 
 
+@pytest.mark.filterwarnings("ignore:skipped parameter")  # by `eager`, where a gradient is not finite
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=c.name, marks=[] if c.quick else [pytest.mark.slow]) for c in CASES]
 )
