@@ -306,7 +306,7 @@ class Shards(Work):
                         scale,
                         first,
                     )
-                    launch(first_walk, end - first, (*tables, *read), self._options(self.kind.first_walk(long)))
+                    launch(first_walk, end - first, (*tables, *read), self._now.first_walk(long))
                 last = i + 1 == len(table.chunks)
                 blocks, rows, tensors = chunk.blocks, table.matrix_count * last, chunk.tensors
                 arguments = (
@@ -329,7 +329,7 @@ class Shards(Work):
                     rows,
                     tensors[0],
                 )
-                options = {**self._options(self.kind.fold()), "enable_fp_fusion": False}
+                options = self._now.fold()
                 options.pop("ST")
                 launch(means, blocks[1] - blocks[0] + rows + tensors[1] - tensors[0], (*tables, *arguments), options)
         w2s = self.notes[:, f.W2.value]
@@ -392,7 +392,7 @@ class Shards(Work):
             vectors = self._step_memory[0]
             arguments = (table.tensors, table.matrices, table.pieces, self.given.there, self.numbers.there, self.notes)
             arguments += vectors, self.row_means, energies, self._scale  # type: ignore[assignment]
-            launch(energy_walk, table.piece_count, arguments, self._options(self.kind.last_walk()))
+            launch(energy_walk, table.piece_count, arguments, self._now.last_walk())
             few = {"num_warps": 4, "enable_fp_fusion": False}
             launch(totals, len(self.parameters), (table.tensors, self.given.there, energies, self.pairs), few)
         for u in self.updates:

@@ -186,7 +186,7 @@ class Work:
 
     def moments(self) -> None:
         """First walk, C, and all scalars; nothing of X or the state changes."""
-        kind, table, empty = self.kind, self.table, self._empty
+        table, empty = self.table, self._empty
         with self._on_device():
             vectors, scratch = empty(table.vectors, self.stat), empty(table.scratch, self.stat)
             sums = empty(table.unit_count * f.SUMS.value, torch.float64)
@@ -199,11 +199,11 @@ class Work:
                 for (first, end), long in ((chunk.units, False), (chunk.long_units, True)):
                     leaves = vectors, scratch, sums, self._scale, first
                     arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.units, *read, *leaves)
-                    launch(first_walk, end - first, arguments, self._options(kind.first_walk(long)))
+                    launch(first_walk, end - first, arguments, self._now.first_walk(long))
                 (first, end), (one, other) = chunk.blocks, chunk.tensors
                 arguments = (table.tensors, table.matrices, table.blocks, *read, self.notes, vectors, scratch, sums)
                 arguments += energies, means, self.squares, self._scale, self._found_inf, first, end - first, one
-                launch(fold, end - first + other - one, arguments, self._options(kind.fold()))
+                launch(fold, end - first + other - one, arguments, self._now.fold())
 
     def admit(self) -> None:
         """Raise where a bad gradient shall; to know it, the host waits here."""
@@ -231,7 +231,7 @@ class Work:
                 table = self.table
                 arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, table.shares)
                 arguments += self.given.there, self.numbers.there, self.notes, *self._step_memory, self.squares
-                launch(mend, table.share_count, (*arguments, self._scale), self._options(self.kind.last_walk()))
+                launch(mend, table.share_count, (*arguments, self._scale), self._now.last_walk())
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
@@ -271,14 +271,12 @@ class Work:
         table = self.table
         arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, self.given.there, self.numbers.there)
         arguments += self.notes, *self._step_memory, self.squares, self._scale, what
-        launch(last_walk, table.piece_count, arguments, self._options(self.kind.last_walk()))
+        launch(last_walk, table.piece_count, arguments, self._now.last_walk())
 
-    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The same for gradients that are not aligned this time."""
-        if options["ALIGNED"] and not self._aligned:
-            options = {**options, "ALIGNED": False}
-            options.pop("maxnreg", None)
-        return options
+    @property
+    def _now(self) -> Kind:
+        """The kind, or its like for gradients that are not aligned this time."""
+        return self.kind if self._aligned == self.kind.aligned else self.kind.ragged
 
     def _set_numbers(self, settings: Sequence[Settings]) -> None:
         rows = [[0.0] * f.NUMBERS.value for _ in range(len(self.numbers.there))]
