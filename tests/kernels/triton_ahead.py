@@ -54,8 +54,10 @@ class Variant:
         """What it is launched with."""
         if self.kernel is first_walk:
             return self.kind.first_walk(self.long)
-        if self.kernel in (last_walk, mend, energy_walk):
+        if self.kernel in (last_walk, energy_walk):
             return self.kind.last_walk()
+        if self.kernel is mend:
+            return self.kind.mend()
         options = self.kind.fold()
         known = {*self.kernel.arg_names, *OPTIONS}
         return {name: value for name, value in options.items() if name in known}

@@ -138,7 +138,7 @@ def stochastic(value, words, DTYPE: tl.constexpr):
     rounded = ((bits + (words & CUT)) & (0xFFFFFFFF - CUT)).to(tl.float32, bitcast=True)
     if DTYPE == tl.float16:  # below its smallest normal number the neighbours are evenly spaced
         units = tl.abs(value) * 16777216.0
-        below = tl.floor(units)
+        below = tl.minimum(units, 2048.0).to(tl.int32).to(tl.float32)  # they are below 1024 where it matters
         up = (words >> 8).to(tl.float32) * 5.9604644775390625e-08 < units - below
         small = ((below + tl.where(up, 1.0, 0.0)) * 5.9604644775390625e-08).to(tl.uint32, bitcast=True)
         signed = (small | (bits & 0x80000000)).to(tl.float32, bitcast=True)

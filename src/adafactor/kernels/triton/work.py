@@ -94,7 +94,7 @@ class Kind:
         }
 
     def last_walk(self) -> dict[str, Any]:
-        """What the last walk and `mend` are compiled with."""
+        """What the last walk is compiled with."""
         return {
             "GT": TYPES[self.g],
             "DT": TYPES[self.x],
@@ -107,6 +107,10 @@ class Kind:
             **_registers(128),
             "enable_fp_fusion": False,
         }
+
+    def mend(self) -> dict[str, Any]:
+        """What `mend` is compiled with: it nearly never has anything to load, so it loads nothing ahead."""
+        return {**self.last_walk(), "STAGES": 1}
 
 
 def _registers(most: int) -> dict[str, int]:
@@ -231,7 +235,7 @@ class Work:
                 table = self.table
                 arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, table.shares)
                 arguments += self.given.there, self.numbers.there, self.notes, *self._step_memory, self.squares
-                launch(mend, table.share_count, (*arguments, self._scale), self._now.last_walk())
+                launch(mend, table.share_count, (*arguments, self._scale), self._now.mend())
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
