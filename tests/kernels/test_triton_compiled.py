@@ -68,5 +68,7 @@ def check_amdgcn(variant: Variant, code: str) -> None:
     """The same, in AMD's instructions."""
     assert not re.search(r"\b(global|flat|buffer)_atomic", code)
     if variant.kind.aligned and variant.name.startswith(("first", "last", "mend")):
-        assert re.search(r"\b(global|buffer)_load_dwordx4", code)
+        # a float64 parameter with 16-bit gradients: a thread has too few elements for 16 bytes
+        least = "x[24]" if variant.kind.x == torch.float64 and variant.kind.g.itemsize == 2 else "x4"
+        assert re.search(rf"\b(global|buffer)_load_dword{least}", code)
         assert re.search(r"\b(global|buffer)_store_dwordx4", code)
