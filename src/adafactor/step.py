@@ -84,14 +84,15 @@ def step(
 
 def unscale(bucket: Bucket, grads: Gradients, scaling: Scaling) -> bool:
     """Take the scale out of gradients, or leave it to kernels that can; return False if no step shall be taken."""
-    others = []
-    for work in bucket.works:
-        if work.scaling is not None:
-            work.scaling = scaling.on(work.parameters[0].x.device)
-        else:
-            others += [(work, g) for i in bucket.places[work] if (g := grads[i]) is not None]
-    may_wait = any(p.settings.on_nonfinite != "skip" or p.x.is_cpu for work, _ in others for p in work.parameters)
-    return not others or scaling.unscale_([g for _, g in others], may_wait)
+    able = [work for work in bucket.works if work.scaling is not None]
+    others = [work for work in bucket.works if work.scaling is None]
+    own = [g for work in others for i in bucket.places[work] if (g := grads[i]) is not None]
+    may_wait = any(p.settings.on_nonfinite != "skip" or p.x.is_cpu for work in others for p in work.parameters)
+    if own and not scaling.unscale_(own, may_wait):
+        return False
+    for work in able:
+        work.scaling = scaling.on(work.parameters[0].x.device)
+    return True
 
 
 def begin(
