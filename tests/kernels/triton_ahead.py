@@ -19,8 +19,9 @@ from triton.compiler import ASTSource
 
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.fold import fold
-from adafactor.kernels.triton.last_walk import last_walk, mend
-from adafactor.kernels.triton.shards import conclude, energy_walk, factors, means, totals
+from adafactor.kernels.triton.last_walk import last_walk
+from adafactor.kernels.triton.mend import mend
+from adafactor.kernels.triton.shard_kernels import conclude, energy_walk, factors, means, totals
 from adafactor.kernels.triton.work import Kind
 
 TARGETS = {

@@ -2,9 +2,6 @@
 
 A piece is PIECE rows of BLOCK columns. Nothing is done for a tensor whose step is not taken. `MEASURE` is the same walk
 by a step of length zero, so that ΣX² has the same bits as one that was carried over from the step before.
-
-`mend` is for X that was written to behind torch's back (through `p.data`): then ΣX² as found is not what the step
-relied on, and it is taken once more by the difference between the right step and the one that was taken.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from adafactor.kernels.triton.elements import (
     total,
 )
 
-MEASURE, STEP, MEND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+MEASURE, STEP = tl.constexpr(0), tl.constexpr(1)
 
 
 @triton.jit
@@ -201,16 +198,7 @@ def clipped(u2, clip, count, ST: tl.constexpr):
 
 @triton.jit
 def piece_of(
-    tensors,
-    matrices,
-    pieces,
-    given,
-    numbers,
-    notes,
-    vectors,
-    means,
-    squares,
-    grad_scale,
+    tables,
     piece,
     scale,
     decay,
@@ -225,6 +213,7 @@ def piece_of(
     STAGES: tl.constexpr,
 ):
     """Take one piece through the walk, with this scale of U; leave its sums."""
+    tensors, matrices, pieces, given, numbers, notes, vectors, means, squares, grad_scale = tables
     place = tl.load(pieces + 3 * piece).to(tl.int64)
     matrix = matrices + place * f.MATRIX
     number = tl.load(matrix + f.OF)
@@ -350,17 +339,9 @@ def last_walk(
         alpha = tl.load(note + f.ALPHA)
         scale = tl.where(live, divide(alpha.to(ST), divisor), 0.0)
         decay = tl.where(live, tl.load(note + f.DECAY), 1.0).to(ST)
+        tables = (tensors, matrices, pieces, given, numbers, notes, vectors, means, squares, grad_scale)
         piece_of(
-            tensors,
-            matrices,
-            pieces,
-            given,
-            numbers,
-            notes,
-            vectors,
-            means,
-            squares,
-            grad_scale,
+            tables,
             piece,
             scale,
             decay,
@@ -386,75 +367,3 @@ def last_walk(
             tl.store(note + f.NOTED_ALPHA, tl.abs(alpha))
             tl.store(note + f.NOTED_RMS_X, tl.sqrt(x2 * (1.0 / f.X_UNIT / f.X_UNIT) / count))
             tl.store(note + f.NOTED_BETA2, 1.0 - tl.load(note + f.W2))
-
-
-@triton.jit
-def mend(
-    tensors,
-    matrices,
-    pieces,
-    shares,
-    given,
-    numbers,
-    notes,
-    vectors,
-    energies,
-    means,
-    squares,
-    grad_scale,
-    GT: tl.constexpr,
-    DT: tl.constexpr,
-    ST: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    ROUNDING: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """One program for a share of a tensor's pieces: (tensor, first piece, end)."""
-    share = tl.program_id(0).to(tl.int64)
-    number = tl.load(shares + 3 * share).to(tl.int64)
-    tensor, note = tensors + number * f.TENSOR, notes + number * f.NOTES
-    group = numbers + tl.load(tensor + f.GROUP) * f.NUMBERS
-    is_here = tl.load(given + number * f.GIVEN + f.G_ADDRESS) != 0
-    if is_here & (tl.load(note + f.TAKEN) != 0) & (tl.load(group + f.RELATIVE) != 0):
-        first_piece, count = tl.load(tensor + f.FIRST_PIECE), tl.load(tensor + f.COUNT).to(tl.float64)
-        found = total(
-            squares + first_piece * f.SQUARES + f.BEFORE, tl.load(tensor + f.PIECES).to(tl.int32), f.SQUARES, 512
-        )
-        relied_on = tl.load(note + f.X2)
-        if tl.abs(found - relied_on) > 1e-6 * relied_on:
-            rms_x = tl.sqrt(found * (1.0 / f.X_UNIT / f.X_UNIT) / count)
-            alpha = tl.load(note + f.RHO) * at_least(tl.load(group + f.EPS2), rms_x)
-            missing = alpha * tl.load(group + f.SIGN) - tl.load(note + f.ALPHA)
-            u2 = tl.load(note + f.U2)
-            u2 += total(energies + tl.load(tensor + f.FIRST_BLOCK), tl.load(tensor + f.BLOCKS).to(tl.int32), 1, 512)
-            rms_u, divisor = clipped(u2, tl.load(group + f.CLIP), count, ST)
-            scale = divide(missing.to(ST), divisor)
-            for piece in range(tl.load(shares + 3 * share + 1), tl.load(shares + 3 * share + 2)):
-                piece_of(
-                    tensors,
-                    matrices,
-                    pieces,
-                    given,
-                    numbers,
-                    notes,
-                    vectors,
-                    means,
-                    squares,
-                    grad_scale,
-                    tl.full((), 0, tl.int64) + piece,
-                    scale,
-                    tl.full((), 1.0, ST),
-                    tl.full((), 1, tl.int32) == 1,
-                    GT,
-                    DT,
-                    ST,
-                    ALIGNED,
-                    MOMENTUM,
-                    ROUNDING,
-                    True,
-                    STAGES,
-                )
-            if tl.load(shares + 3 * share + 1) == first_piece:
-                tl.store(note + f.NOTED_ALPHA, alpha)
-                tl.store(note + f.NOTED_RMS_X, rms_x)

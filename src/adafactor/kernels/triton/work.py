@@ -16,7 +16,8 @@ from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.cut import tile
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.fold import fold
-from adafactor.kernels.triton.last_walk import MEASURE, STEP, last_walk, mend
+from adafactor.kernels.triton.last_walk import MEASURE, STEP, last_walk
+from adafactor.kernels.triton.mend import mend
 from adafactor.kernels.triton.table import Table
 from adafactor.layout import statistics_dtype
 from adafactor.settings import Settings
