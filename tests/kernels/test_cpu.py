@@ -355,6 +355,16 @@ def test_without_numba_auto_says_so_once_and_a_named_backend_raises() -> None:
     assert advice in failed.stderr
 
 
+@pytest.mark.parametrize(("backend", "package", "oldest"), [("cpu", "Numba", "0.57"), ("triton", "Triton", "3.6")])
+def test_a_package_that_is_too_old_is_named_with_the_version_that_is_needed(
+    backend: str, package: str, oldest: str
+) -> None:
+    old = f"import sys, types; sys.modules[{package.lower()!r}] = types.SimpleNamespace(__version__='0.9.1+cu12')\n"
+    old = old.replace("0.9", "0.56") if backend == "cpu" else old
+    failed = run(old + STEP.format(backend=backend))
+    assert f"the compiled step needs {package} {oldest} or newer (this is 0." in failed.stderr
+
+
 @pytest.mark.slow
 def test_the_first_compile_says_what_it_does_and_the_second_process_finds_it_on_disk(tmp_path: Path) -> None:
     first = run(STEP.format(backend="cpu"), NUMBA_CACHE_DIR=str(tmp_path))

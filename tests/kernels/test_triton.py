@@ -13,10 +13,11 @@ import torch
 
 from adafactor import Adafactor
 from tests.distributed.launch import found
+from tests.kernels import needs
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "interpreted").glob("test_*.py"))
-pytest.importorskip("triton", reason="Triton is not installed")
+needs.triton()
 
 
 def start(file: Path, marker: str) -> subprocess.Popen[str]:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from adafactor import Adafactor
+from tests.kernels import needs
 
-pytest.importorskip("triton")
+needs.triton()
 from adafactor.bench.launches import Launches, moved  # noqa: E402
 from adafactor.kernels.triton import work as works  # noqa: E402
 from studies import gpu_counts  # noqa: E402

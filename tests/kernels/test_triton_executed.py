@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton", reason="Triton is not installed")
+from tests.kernels import needs
+
+needs.triton()
 
 from triton import knobs  # noqa: E402
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor, kernels
+from tests.kernels import needs
 
-pytest.importorskip("triton")
+needs.triton()
 from adafactor.kernels.triton import trial, verdict  # noqa: E402
 from adafactor.kernels.triton.trial import BF16, CASES, FORMS, FP16, FP32, FP64, SORTS, Case, Form, Sort  # noqa: E402
 

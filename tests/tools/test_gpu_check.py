@@ -20,8 +20,9 @@ from adafactor.bench.measure import Entry, measure
 from adafactor.bench.results import Measured, Results, Timing
 from adafactor.bench.suites import SUITES
 from adafactor.cli import main
+from tests.kernels import needs
 
-pytest.importorskip("triton")
+needs.triton()
 from adafactor.kernels import triton as backend  # noqa: E402
 from adafactor.kernels.triton import trial, verdict, work  # noqa: E402
 

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check and show; 0: all is right, 1: something is off, 2 (by an exception): nothing could be checked."""
-    _require_triton()
+    from adafactor import kernels
+
+    kernels.check("triton")
     from adafactor.bench import gpu_times
     from adafactor.kernels.triton import verdict
 
@@ -107,13 +109,6 @@ def _sum_up(found: Sequence[Finding]) -> str:
         return 'Graphs cannot be captured here; backend="auto" takes Triton for all else that was checked.'
     sorts = ", ".join(dict.fromkeys(f"[{finding.sort}]" for finding in found))
     return f'{len(found)} things are off, in {sorts}: backend="auto" steps these with plain torch.'
-
-
-def _require_triton() -> None:
-    try:
-        import triton  # noqa: F401
-    except ImportError as missing:
-        raise ImportError(f"Triton cannot be imported ({missing}); it comes with torch's wheels for GPUs") from missing
 
 
 def _device(name: str | None) -> tuple[torch.device, Card | None]:

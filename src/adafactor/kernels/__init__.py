@@ -44,7 +44,12 @@ PROCESS = os.getpid()  # in which the package was imported: in a child, forked l
 COMPILED = ("cpu", "triton")  # folders of this package, each a backend
 AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
 BACKENDS = ("auto", "eager", *COMPILED)
-PACKAGES = {"cpu": ("Numba", "`pip install adafactor[cpu]`"), "triton": ("Triton", "torch's build for GPUs")}
+# What a backend is written in, the oldest version that it works with, and what brings it. Before 3.6, Triton flushes
+# subnormal quotients and roots to zero, or cannot compile the kernels.
+PACKAGES = {
+    "cpu": ("Numba", (0, 57), "`pip install adafactor[cpu]`"),
+    "triton": ("Triton", (3, 6), "torch's build for GPUs, from 2.10 on,"),
+}
 
 
 class Work(Protocol):
@@ -155,9 +160,17 @@ def _find(name: str, required: bool) -> Backend | None:
 def _compiled(name: str) -> Any:
     """The module of a compiled backend, imported at the first need, or what is in the way."""
     try:
+        _check_version(name)
         return import_module(f"adafactor.kernels.{name}")
     except (ImportError, RuntimeError) as problem:  # RuntimeError: compiling is switched off, or no folder for the code
         return problem
+
+
+def _check_version(name: str) -> None:
+    package, oldest, _ = PACKAGES[name]
+    version = import_module(package.lower()).__version__
+    if tuple(map(int, version.split(".")[:2])) < oldest:
+        raise ImportError(f"this is {version}")
 
 
 @lru_cache
@@ -170,7 +183,8 @@ def _warn_once(name: str) -> None:
 
 def _explain(name: str, problem: Exception) -> str:
     if isinstance(problem, ImportError):
-        package, source = PACKAGES[name]
-        return f"{package} cannot be imported ({problem}); {source} brings it"
+        package, oldest, source = PACKAGES[name]
+        version = ".".join(map(str, oldest))
+        return f"the compiled step needs {package} {version} or newer ({problem}); {source} brings it"
     advice = "; NUMBA_CACHE_DIR can name a folder for compiled code" if "cache" in str(problem) else ""
     return f"{problem}{advice}"
