@@ -13,7 +13,7 @@ FIGURE_ROWS = ("G", "A", "H", "L")
 # The comparison of Adam and Adafactor: row → warm-up, as the paper recommends it.
 COMPARED = {"B": True, "O": False, "P": False, "N": True}
 STEP_SIZES = (3.0, 6.0, 1.5, 12.0)
-# The best of them for each row: that of the lowest dev loss once the step size has fallen to zero.
+# The best of them for each row: that of the lowest dev loss once the step size has fallen to zero, over all seeds run.
 BEST = {"B": 6.0, "O": 3.0, "P": 6.0, "N": 6.0}
 
 

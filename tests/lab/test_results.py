@@ -165,7 +165,7 @@ def test_paired_bootstrap_tells_a_better_translation_from_an_equal_one() -> None
 
 def test_the_best_step_sizes_are_those_of_the_records() -> None:
     folder = Path(__file__).parents[2] / "lab" / "records" / "quarter"
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*-s0.json")]
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
     for row in ("B", "O", "P"):
         curve = dict(sweep_curve(select(records, "quarter", row=row, warmup=COMPARED[row]), "decayed"))
         assert len(curve) >= 2
