@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lab import results
-from lab.experiments import BEST, COMPARED, SWEEP_ROWS
+from lab.experiments import COMPARED, SWEEP_ROWS
 from lab.presets import SCALES
 from lab.results import Record
 from lab.table import ROWS, TABLE_2, TABLE_3
