@@ -157,6 +157,7 @@ def test_a_model_may_be_converted_while_it_is_attached(backend: str) -> None:
     train(attach=True).assert_equal(train(attach=False))
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # of SequentialLR before torch 2.10
 def test_schedulers_see_the_steps_that_they_wait_for() -> None:
     """Warnings are errors here: torch warns when a scheduler steps before its optimizer."""
 
