@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adafactor import Adafactor
+from adafactor import Adafactor, __version__
 from adafactor.bench.formulas import Factored
 from studies.temporaries import Largest
 
@@ -27,7 +27,7 @@ def contenders() -> dict[str, Make]:
     from transformers.optimization import Adafactor as TransformersAdafactor
 
     return {
-        f"adafactor {version('adafactor')}": Adafactor,
+        f"adafactor {__version__}": Adafactor,
         f"torch.optim {torch.__version__.split('+')[0]}": torch.optim.Adafactor,
         f"transformers {version('transformers')}": TransformersAdafactor,
     }
