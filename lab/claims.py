@@ -91,9 +91,10 @@ def rms_update(mini: Mini) -> Finding:
     )
 
 
-def at_best(records: list[Record], row: str, scale: str) -> list[Record]:
-    """A compared row's runs at its best step size."""
-    return results.select(records, scale, row=row, warmup=COMPARED[row], multiplier=BEST[row])
+def at_best(records: list[Record], name: str, scale: str) -> list[Record]:
+    """The runs of a name of the comparison at its best step size."""
+    row, warm = COMPARED[name]
+    return results.select(records, scale, row=row, warmup=warm, multiplier=BEST[name])
 
 
 def against(records: list[Record], first: str, second: str) -> list[Finding]:
@@ -131,6 +132,11 @@ def increasing_decay(mini: Mini) -> Finding:
 def headline(mini: Mini) -> Finding:
     """O without warm-up like B with it."""
     return compared(mini, "O", "B", ("O-", "B"))
+
+
+def warmed(mini: Mini) -> Finding:
+    """O like B, both with warm-up."""
+    return compared(mini, "O+", "B", ("O", "B"))
 
 
 def momentum(mini: Mini) -> Finding:
@@ -180,6 +186,7 @@ def memory(mini: Mini) -> Finding:
 
 CLAIMS: tuple[tuple[str, Work], ...] = (
     ("Adafactor without momentum or warm-up (O) does as well as Adam with both (B)", headline),
+    ("Adafactor without momentum but with warm-up (O+) does as well as Adam with both (B)", warmed),
     ("Momentum adds little to Adafactor (P beside O)", momentum),
     ("Increasing decay with clipping (N) does as well as Adam (B), with warm-up", increasing_decay),
     ("Factored second moments (C) do as well as full ones (A), with warm-up", as_good("C", "A")),

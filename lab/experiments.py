@@ -10,11 +10,13 @@ SWEEP_ROWS = ("A", "B", "C", "H", "J", "K", "L", "N", "O", "P")
 SWEEP_MULTIPLIERS = (0.3, 1.0, 3.0, 10.0, 30.0)
 # Figure 1 compares the two first; the two last are the remedies, clipping and an increasing decay rate.
 FIGURE_ROWS = ("G", "A", "H", "L")
-# The comparison of Adam and Adafactor: row → warm-up, as the paper recommends it.
-COMPARED = {"B": True, "O": False, "P": False, "N": True}
+# The comparison of Adam and Adafactor: name → row, and warm-up as the paper recommends it. O+ is O with warm-up.
+COMPARED = {"B": ("B", True), "O": ("O", False), "P": ("P", False), "N": ("N", True), "O+": ("O", True)}
+SWEPT = ("B", "O", "P", "N")
 STEP_SIZES = (3.0, 6.0, 1.5, 12.0)
 # The best of them for each row: that of the lowest dev loss once the step size has fallen to zero, over all seeds run.
-BEST = {"B": 6.0, "O": 3.0, "P": 6.0, "N": 6.0}
+# O+ has B's: it was not swept.
+BEST = {"B": 6.0, "O": 3.0, "P": 6.0, "N": 6.0, "O+": 6.0}
 
 
 def table_2(scale: Scale, seed: int = 0) -> list[Job]:
@@ -42,12 +44,18 @@ def figure(scale: Scale, seed: int = 0) -> list[Job]:
 def step_sizes(seed: int = 0) -> list[Job]:
     """Which step size suits each row of the comparison best, at a quarter of the length."""
     scale = SCALES["quarter"]
-    return [Job(row, scale, warm, seed, m) for m in STEP_SIZES for row, warm in COMPARED.items()]
+    return [Job(*placed(name, scale), seed, m) for m in STEP_SIZES for name in SWEPT]
+
+
+def placed(name: str, scale: Scale) -> tuple[str, Scale, bool]:
+    """What a job of the comparison begins with."""
+    row, warm = COMPARED[name]
+    return row, scale, warm
 
 
 def headline(scale: Scale, seed: int = 0) -> list[Job]:
-    """Adam, Adafactor and Adafactor with momentum, each at its best step size."""
-    return [Job(row, scale, COMPARED[row], seed, BEST[row]) for row in ("B", "P", "O")]
+    """Adam, Adafactor and Adafactor with momentum or with warm-up, each at its best step size."""
+    return [Job(*placed(name, scale), seed, BEST[name]) for name in ("B", "P", "O", "O+")]
 
 
 def suspects() -> list[Job]:
@@ -63,7 +71,7 @@ def suspects() -> list[Job]:
 
 def large_batches() -> list[Job]:
     """Four times the batch: less noise in the gradient."""
-    return [Job(row, SCALES["wide"], COMPARED[row], 0, m) for row, m in (("B", 6.0), ("O", 6.0), ("O", 3.0))]
+    return [Job(*placed(name, SCALES["wide"]), 0, m) for name, m in (("B", 6.0), ("O", 6.0), ("O", 3.0))]
 
 
 def everything() -> list[Job]:
@@ -71,13 +79,11 @@ def everything() -> list[Job]:
     mini, hard, quarter, small = (SCALES[name] for name in ("mini", "hard", "quarter", "small"))
     second = [job for job in table_2(mini, seed=1) if not job.row.startswith("Q")]
     jobs = [*step_sizes(), *table_2(mini), *sweep(hard), *table_3(mini), *figure(mini)]
-    jobs += [*headline(quarter, 1), Job("O", quarter, False, 1, 6.0), *suspects()]  # is ×6 better for O?
-    # With warm-up O takes the larger step, too.
-    jobs += [*headline(small), Job("O", small, True, 0, 6.0), Job("O", quarter, True, 1, 6.0)]
-    jobs += [*headline(quarter, 2), Job("O", quarter, True, 2, 6.0)]
-    b, p, o = headline(small, 1)
-    jobs += [b, o, Job("O", small, True, 1, 6.0), *table_3(mini, 1), *table_3(mini, 2), *second]
+    jobs += [*suspects(), *headline(small), *headline(quarter, 1), *headline(quarter, 2)]
+    jobs.append(Job("O", quarter, False, 1, 6.0))  # is ×6 better for O?
+    b, p, o, warmed = headline(small, 1)
+    jobs += [b, o, warmed, *table_3(mini, 1), *table_3(mini, 2), *second]
     # At full length ×6 is less good for P than the sweep had promised.
-    jobs += [Job("P", small, False, 0, 3.0), p, *headline(small, 2), Job("O", small, True, 2, 6.0)]
-    jobs += [Job("B", small, True, 0, 3.0), *large_batches(), Job("O", quarter, False, 2, 6.0), *sweep(hard, 1)]
+    jobs += [Job("P", small, False, 0, 3.0), p, *headline(small, 2), Job("B", small, True, 0, 3.0)]
+    jobs += [*large_batches(), Job("O", quarter, False, 2, 6.0), *sweep(hard, 1)]
     return list({job.name: job for job in jobs}.values())

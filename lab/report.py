@@ -9,7 +9,7 @@ from html import escape
 from lab import claims, results, significance, tables
 from lab.charts import Chart, Line, frame, ticks
 from lab.claims import at_best
-from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS
+from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS, SWEPT
 from lab.results import FAILS, HOLDS, Record
 from lab.style import STYLE
 from lab.table import PAPER_STEPS, ROWS, TABLE_2
@@ -17,7 +17,7 @@ from lab.tables import WAY_NAMES, Table
 from lab.train import WAYS
 
 MARKS = "<!-- from the records: python -m lab report --document docs/reproduction.md -->\n", "<!-- end -->\n"
-COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2"}
+COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2", "O+": "c4"}
 
 
 def render(records: list[Record]) -> str:
@@ -144,7 +144,7 @@ def _headline(records: list[Record]) -> str:
 
 def _step_sizes(records: list[Record]) -> str:
     drawn = []
-    found = {row: results.select(records, "quarter", row=row, warmup=warm) for row, warm in COMPARED.items()}
+    found = {name: results.select(records, "quarter", row=name, warmup=COMPARED[name][1]) for name in SWEPT}
     for way in ("last", "decayed"):
         curves_ = {row: results.sweep_curve(runs, way) for row, runs in found.items() if runs}
         points = [point for curve in curves_.values() for point in curve]

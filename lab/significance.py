@@ -19,7 +19,7 @@ from lab.tables import WAY_NAMES, Table
 from lab.train import WAYS
 
 KEPT = Path(__file__).parent / "significance.json"
-COMPARISONS = (("O", "B"), ("P", "B"), ("O", "P"))
+COMPARISONS = (("O", "B"), ("O+", "B"), ("P", "B"), ("O", "P"))
 
 
 def paired(first: Record, second: Record, pairs: list[Pair], way: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lab import results
-from lab.experiments import COMPARED, SWEEP_ROWS
+from lab.experiments import COMPARED, SWEEP_ROWS, SWEPT
 from lab.presets import SCALES
 from lab.results import Record
 from lab.table import ROWS, TABLE_2, TABLE_3
@@ -54,7 +54,7 @@ def count_seeds(runs: list[Record]) -> str:
 def headline(records: list[Record], scale: str) -> Table | None:
     """Adam and Adafactor with several seeds, evaluated in three ways."""
     rows = []
-    for row, warm in COMPARED.items():
+    for row, warm in COMPARED.values():
         for multiplier in sorted({r["config"]["multiplier"] for r in results.select(records, scale, row=row)}):
             runs = results.select(records, scale, row=row, warmup=warm, multiplier=multiplier)
             if not runs or (scale == "quarter" and len(runs) < 2):
@@ -83,7 +83,7 @@ def step_sizes(records: list[Record]) -> Table | None:
     """The step-size sweep of the compared rows."""
     rows = []
     for way in WAYS:
-        for row, warm in COMPARED.items():
+        for row, warm in (COMPARED[name] for name in SWEPT):
             runs = results.select(records, "quarter", row=row, warmup=warm)
             curve = dict(results.sweep_curve(runs, way))
             if curve:
@@ -107,7 +107,7 @@ def step_sizes(records: list[Record]) -> Table | None:
 
 def _all(curve: dict[float, float], records: list[Record]) -> list[tuple[float, float]]:
     """The curve at every step size that any compared row has."""
-    seen = {r["config"]["multiplier"] for row in COMPARED for r in results.select(records, "quarter", row=row)}
+    seen = {r["config"]["multiplier"] for row in SWEPT for r in results.select(records, "quarter", row=row)}
     return [(m, curve.get(m, math.nan)) for m in sorted(seen)]
 
 

@@ -10,7 +10,7 @@ import pytest
 from lab import claims, compare, tables
 from lab.clean import Pair
 from lab.evaluate import pack
-from lab.experiments import BEST, COMPARED
+from lab.experiments import BEST, COMPARED, placed
 from lab.presets import SCALES, Job
 from lab.results import (
     FAILS,
@@ -108,9 +108,9 @@ def _comparison(gap: float) -> list[Record]:
     """The compared rows at `small`, three seeds, with a little noise; O is worse by `gap`."""
     noise = {("B", 0): 0.01, ("O", 1): -0.01, ("P", 2): 0.01}
     return [
-        _record(Job(row, SCALES["small"], COMPARED[row], seed, BEST[row]), loss := 3.6 + gap * (row == "O")
-                + noise.get((row, seed), 0.0), 15.0 - 10 * gap * (row == "O"), mean=loss, decayed=loss)
-        for row in BEST for seed in range(3)
+        _record(Job(*placed(name, SCALES["small"]), seed, BEST[name]), loss := 3.6 + gap * (name == "O")
+                + noise.get((name, seed), 0.0), 15.0 - 10 * gap * (name == "O"), mean=loss, decayed=loss)
+        for name in BEST for seed in range(3)
     ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_the_headline_follows_the_records(gap: float, verdict: str) -> None:
 def test_a_table_has_a_cell_for_every_head() -> None:
     records = _comparison(0.1)
     records += [_record(Job(row, SCALES["quarter"], warm, 0, m), 4.0 + m, mean=4.0, decayed=4.0 - m)
-                for row, warm in COMPARED.items() for m in (1.0, 2.0)]  # fmt: skip
+                for row, warm in COMPARED.values() for m in (1.0, 2.0)]  # fmt: skip
     for make in (lambda records: tables.headline(records, "small"), tables.step_sizes, tables.times, claims.table):
         table = make(records)
         assert table is not None
@@ -167,6 +167,6 @@ def test_the_best_step_sizes_are_those_of_the_records() -> None:
     folder = Path(__file__).parents[2] / "lab" / "records" / "quarter"
     records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
     for row in ("B", "O", "P"):
-        curve = dict(sweep_curve(select(records, "quarter", row=row, warmup=COMPARED[row]), "decayed"))
+        curve = dict(sweep_curve(select(records, "quarter", row=row, warmup=COMPARED[row][1]), "decayed"))
         assert len(curve) >= 2
         assert BEST[row] == min(curve, key=lambda multiplier: curve[multiplier])
