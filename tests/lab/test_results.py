@@ -139,7 +139,7 @@ def test_a_table_has_a_cell_for_every_head() -> None:
 
 def test_compared_runs_are_grouped_by_setting_and_drawn() -> None:
     records = _comparison(0.1)
-    groups = compare.group(records, ["O", "small-B-*"], "small")
+    groups = compare.group(records, ["P", "small-B-*"], "small")
     assert [len(runs) for runs in groups.values()] == [3, 3]
     page = compare.draw(records, groups)
     assert page.count("<figure>") == 3
