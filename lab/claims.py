@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab import results
 from lab.experiments import BEST, COMPARED
@@ -97,31 +97,40 @@ def at_best(records: list[Record], name: str, scale: str) -> list[Record]:
     return results.select(records, scale, row=row, warmup=warm, multiplier=BEST[name])
 
 
-def against(records: list[Record], first: str, second: str) -> list[Finding]:
-    """Two compared rows, each at its best step size, in three ways: what each scale says that has runs of both."""
+def against(records: list[Record], first: str, second: str) -> list[tuple[str, str, str]]:
+    """Two compared rows, each at its best step size, in three ways: what each scale says that has runs of both.
+
+    That is a text, the verdict, and what the verdict would be if there were no noise.
+    """
     found = []
     for scale in ("small", "quarter"):
         both = at_best(records, first, scale), at_best(records, second, scale)
-        parts, verdicts, seeds = [], [], 0
+        parts, verdicts, means, seeds = [], [], [], 0
         for way in WAYS:
             loss = results.difference(*both, results.noise(records, (scale,), way), way)
             bleu = results.difference(*both, results.noise(records, (scale,), way, True), way, bleu=True)
             parts.append(f"{way}: loss {loss}, BLEU {Difference(-bleu.mean, bleu.half, bleu.seeds)}")
             verdicts += [loss.as_good(SAME_LOSS), bleu.as_good(SAME_BLEU)]
+            means += [replace(loss, half=0.0).as_good(SAME_LOSS), replace(bleu, half=0.0).as_good(SAME_BLEU)]
             seeds = max(seeds, loss.seeds)
         if seeds:
             text = f"{first} − {second} at `{scale}`, {seeds} seed{'s' * (seeds != 1)}: {'; '.join(parts)}"
-            found.append((text, together(*verdicts)))
+            found.append((text, together(*verdicts), together(*means)))
     return found
 
 
 def compared(mini: Mini, first: str, second: str, names: tuple[str, str]) -> Finding:
-    """The first as good as the second, at `mini` and at the larger scales: what the largest decides counts."""
+    """The first as good as the second, at `mini` and at the larger scales.
+
+    What the largest decides counts. What a smaller one decides counts only if the larger ones lean the same way.
+    """
     a = mini.minus(*names)
     larger = against(mini.records, first, second)
-    decided = [verdict for _, verdict in larger if verdict != UNDECIDED]
-    verdict = decided[0] if decided else UNDECIDED if larger else a.as_good(SAME_LOSS)
-    return "; ".join([shown(f"at `mini`, {first} − {second}", a), *(text for text, _ in larger)]), verdict
+    decided = [i for i, (_, verdict, _) in enumerate(larger) if verdict != UNDECIDED]
+    verdict = larger[decided[0]][1] if decided else UNDECIDED if larger else a.as_good(SAME_LOSS)
+    if decided and any(leaning != verdict for _, _, leaning in larger[: decided[0]]):
+        verdict = UNDECIDED
+    return "; ".join([shown(f"at `mini`, {first} − {second}", a), *(text for text, *_ in larger)]), verdict
 
 
 def increasing_decay(mini: Mini) -> Finding:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from lab.experiments import BEST, COMPARED
+
 Record = dict[str, Any]
 
 # The 97.5 % points of Student's t for 1, 2, … degrees of freedom, and the normal's for more than these.
@@ -141,9 +143,15 @@ def difference(
 
 
 def noise(records: list[Record], scales: Iterable[str], way: str = "last", bleu: bool = False) -> Spread:
-    """The spread of the dev loss or the BLEU over the seeds of these scales."""
+    """The spread of the dev loss or the BLEU over the seeds of these scales.
+
+    Where step sizes were swept, at the best ones: with a step that is too large, seeds differ far more.
+    """
     value = test_bleu if bleu else dev_loss
     found = [r for r in records if r["config"]["scale"]["name"] in set(scales) and not r["diverged"]]
+    best = {(*COMPARED[name], multiplier) for name, multiplier in BEST.items()}
+    found = [r for r in found if r["config"]["scale"]["name"] not in {"small", "quarter"}
+             or (r["config"]["row"]["name"], r["config"]["warmup"], r["config"]["multiplier"]) in best]  # fmt: skip
     return spread({(setting(r), r["config"]["seed"]): value(r, way) for r in found})
 
 

@@ -71,7 +71,8 @@ def headline(records: list[Record], scale: str) -> Table | None:
     note = (
         f"{size.steps:,} steps of up to {size.tokens:,} + {size.tokens:,} tokens, {size.test:,} test sentences, "
         f"beam 4. “Decayed” trains {size.branch} steps more. ± is half the 95 % interval of the mean over seeds, when "
-        "what a seed does to all rows alike is taken out; none where too few seeds were run."
+        "what a seed does to all rows alike is taken out; the noise is that of the rows at their best step sizes; none "
+        "where too few seeds were run."
     )
     if any("ways" not in r for r in results.select(records, scale)):
         note += " Runs without the other two evaluations are older; their dev loss is of 300 sentences, not of 1,000."

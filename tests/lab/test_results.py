@@ -123,6 +123,16 @@ def test_the_headline_follows_the_records(gap: float, verdict: str) -> None:
     assert found["Row means alone (D) suffice"] == UNDECIDED
 
 
+@pytest.mark.parametrize(("gap", "verdict"), [(0.0, HOLDS), (0.3, UNDECIDED)])
+def test_what_a_shorter_run_decides_does_not_count_against_one_seed_of_a_longer_one(gap: float, verdict: str) -> None:
+    short = [_record(Job(*placed(name, SCALES["quarter"]), seed, BEST[name]), loss := 4.3 + 0.01 * (seed == i), 7.0,
+                     mean=loss, decayed=loss) for i, name in enumerate(BEST) for seed in range(3)]  # fmt: skip
+    table = claims.table(short + [r for r in _comparison(gap) if r["config"]["seed"] == 0])
+    assert table is not None
+    found = {row[0]: row[1] for row in table.rows}
+    assert next(v for claim, v in found.items() if claim.startswith("Adafactor without momentum or")) == verdict
+
+
 def test_a_table_has_a_cell_for_every_head() -> None:
     records = _comparison(0.1)
     records += [_record(Job(row, SCALES["quarter"], warm, 0, m), 4.0 + m, mean=4.0, decayed=4.0 - m)
