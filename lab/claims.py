@@ -165,7 +165,7 @@ def embeddings(scheme: str) -> Work:
             )  # fmt: skip
             lost[row] = {seed: one[seed] - other[seed] for seed in one if seed in other}
         pairs = [lost["O"][seed] - lost["Adam"][seed] for seed in lost["O"] if seed in lost["Adam"]]
-        half = results.noise(mini.records, ("mini",)).half(len(pairs), settings=4)
+        half = results.noise(mini.records, ("mini",), tied=False).half(len(pairs), settings=4)
         found = Difference(results.mean(pairs), half, len(pairs))
         losses = [number(results.mean(lost[row].values())) for row in ("Adam", "O")]
         text = shown(f"Adam loses {losses[0]}, Adafactor {losses[1]}: difference", found)

@@ -142,13 +142,16 @@ def difference(
     return Difference(-mean if bleu else mean, noise.half(len(pairs), settings=2), len(pairs))
 
 
-def noise(records: list[Record], scales: Iterable[str], way: str = "last", bleu: bool = False) -> Spread:
+def noise(
+    records: list[Record], scales: Iterable[str], way: str = "last", bleu: bool = False, tied: bool = True
+) -> Spread:
     """The spread of the dev loss or the BLEU over the seeds of these scales.
 
-    Where step sizes were swept, at the best ones: with a step that is too large, seeds differ far more.
+    Of one model: Table 3's, whose softmax is not tied to the embedding, has its own. Where step sizes were swept, at
+    the best ones: with a step that is too large, seeds differ far more.
     """
     value = test_bleu if bleu else dev_loss
-    found = [r for r in records if r["config"]["scale"]["name"] in set(scales) and not r["diverged"]]
+    found = [r for name in set(scales) for r in select(records, name, tied) if not r["diverged"]]
     best = {(*COMPARED[name], multiplier) for name, multiplier in BEST.items()}
     found = [r for r in found if r["config"]["scale"]["name"] not in {"small", "quarter"}
              or (r["config"]["row"]["name"], r["config"]["warmup"], r["config"]["multiplier"]) in best]  # fmt: skip
