@@ -99,9 +99,9 @@ def step_sizes(records: list[Record]) -> Table | None:
     heads = ["weights", "row", *(f"loss {m}" for m in seen), *(f"BLEU {m}" for m in seen)]
     scale = SCALES["quarter"]
     note = (
-        f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, one seed, {scale.test} test sentences. "
-        "The best dev loss of a line is bold. A row's step size for the full length is that of its lowest dev loss "
-        "after the decay to zero, a rule set before the runs were made."
+        f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, {scale.test} test sentences, one seed; at "
+        "×3 and ×6 the mean over those that were run (BLEU: the last of them). The best dev loss of a line is bold. A "
+        "row's step size for the full length is that of its lowest dev loss after the decay to zero."
     )
     return Table("Which step size suits which row", note, heads, rows, 2)
 
