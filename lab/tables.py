@@ -89,7 +89,8 @@ def step_sizes(records: list[Record]) -> Table | None:
             curve = dict(results.sweep_curve(runs, way))
             if curve:
                 best = min(curve, key=lambda m: curve[m])
-                scores = {r["config"]["multiplier"]: results.test_bleu(r, way) for r in runs}
+                scores = {m: results.mean(results.test_bleu(r, way) for r in runs if r["config"]["multiplier"] == m)
+                          for m in curve}  # fmt: skip
                 cells = [f"**{v:.2f}**" if m == best else f"{v:.2f}" for m, v in _all(curve, records)]
                 bleus = [number(scores.get(m, math.nan), 1) for m, _ in _all(curve, records)]
                 rows.append([WAY_NAMES[way], row, *(c.replace("nan", "–") for c in cells), *bleus])
@@ -99,9 +100,8 @@ def step_sizes(records: list[Record]) -> Table | None:
     heads = ["weights", "row", *(f"loss {m}" for m in seen), *(f"BLEU {m}" for m in seen)]
     scale = SCALES["quarter"]
     note = (
-        f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, {scale.test} test sentences, one seed; at "
-        "×3 and ×6 the mean over those that were run (BLEU: the last of them). The best dev loss of a line is bold. A "
-        "row's step size for the full length is that of its lowest dev loss after the decay to zero."
+        f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, {scale.test} test sentences, one seed; "
+        "at ×3 and ×6 the mean over those that were run. The best dev loss of a line is bold. A row's step size for the full length is that of its lowest dev loss after the decay to zero."
     )
     return Table("Which step size suits which row", note, heads, rows, 2)
 
