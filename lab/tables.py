@@ -101,8 +101,8 @@ def step_sizes(records: list[Record]) -> Table | None:
     scale = SCALES["quarter"]
     note = (
         f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, {scale.test} test sentences, one seed; "
-        "at ×3 and ×6 the mean over those that were run. The best dev loss of a line is bold. A row's step size for the "
-        "full length is that of its lowest dev loss after the decay to zero."
+        "at ×3 and ×6 the mean over those that were run. The best dev loss of a line is bold. A row's step size for "
+        "the full length is that of its lowest dev loss after the decay to zero."
     )
     return Table("Which step size suits which row", note, heads, rows, 2)
 
