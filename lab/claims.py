@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lab import results
-from lab.experiments import BEST, COMPARED
 from lab.results import FAILS, HOLDS, SAME_BLEU, SAME_LOSS, UNDECIDED, Difference, Record
 from lab.tables import Table, number
 from lab.train import WAYS
@@ -91,12 +90,6 @@ def rms_update(mini: Mini) -> Finding:
     )
 
 
-def at_best(records: list[Record], name: str, scale: str) -> list[Record]:
-    """The runs of a name of the comparison at its best step size."""
-    row, warm = COMPARED[name]
-    return results.select(records, scale, row=row, warmup=warm, multiplier=BEST[name])
-
-
 def against(records: list[Record], first: str, second: str) -> list[tuple[str, str, str]]:
     """Two compared rows, each at its best step size, in three ways: what each scale says that has runs of both.
 
@@ -104,7 +97,7 @@ def against(records: list[Record], first: str, second: str) -> list[tuple[str, s
     """
     found = []
     for scale in ("small", "quarter"):
-        both = at_best(records, first, scale), at_best(records, second, scale)
+        both = results.at_best(records, first, scale), results.at_best(records, second, scale)
         parts, verdicts, means, seeds = [], [], [], 0
         for way in WAYS:
             loss = results.difference(*both, results.noise(records, (scale,), way), way)
@@ -226,6 +219,7 @@ def table(records: list[Record]) -> Table | None:
         "Differences are of the dev loss, with half their 95 % interval over seeds: negative where the first is better "
         f"(of BLEU: positive). “As well as” holds if the whole interval is below +{SAME_LOSS:g} (BLEU: above "
         f"−{SAME_BLEU:g}), and does not if all of it is beyond. “Better” holds if the whole interval is below 0, and "
-        f"does not if a lead of more than {SAME_LOSS:g} is excluded. Anything else is not decided at this scale."
+        f"does not if a lead of more than {SAME_LOSS:g} is excluded. Anything else is not decided at this scale, and "
+        "so is what shorter runs decide but the means of longer ones contradict."
     )
     return Table("The claims", note, ["claim of the paper", "verdict", "measured"], rows, 3)

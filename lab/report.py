@@ -8,7 +8,6 @@ from html import escape
 
 from lab import claims, results, significance, tables
 from lab.charts import Chart, Line, frame, ticks
-from lab.claims import at_best
 from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS, SWEPT
 from lab.results import FAILS, HOLDS, Record
 from lab.style import STYLE
@@ -121,7 +120,8 @@ def ways_chart(records: list[Record], groups: dict[str, list[Record]], styles: d
             if values:
                 points.append((place + 0.08 * (number - len(groups) / 2 + 0.5), results.mean(values)))
                 scales = {r["config"]["scale"]["name"] for r in runs}
-                halves.append(results.noise(records, scales, way, bleu).half(len(values)))
+                half = results.noise(records, scales, way, bleu).half(len(values))
+                halves.append(half if all(map(results.is_settled, runs)) else math.inf)
         lines += [Line(name, points, styles[name], halves=halves, joined=False)] if points else []
     if not lines:
         return ""
@@ -135,7 +135,7 @@ def ways_chart(records: list[Record], groups: dict[str, list[Record]], styles: d
 def _headline(records: list[Record]) -> str:
     text = ""
     for scale in ("small", "quarter"):
-        groups = {row: runs for row in BEST if (runs := at_best(records, row, scale))}
+        groups = {row: runs for row in BEST if (runs := results.at_best(records, row, scale))}
         drawn = [curves("Training loss, each row at its best step size", groups, COLOURS)] if groups else []
         drawn += [ways_chart(records, groups, COLOURS, bleu) for bleu in (False, True)] if groups else []
         text += section(tables.headline(records, scale), charts(drawn))

@@ -142,19 +142,31 @@ def difference(
     return Difference(-mean if bleu else mean, noise.half(len(pairs), settings=2), len(pairs))
 
 
+def is_settled(record: Record) -> bool:
+    """Whether a run's step size is its row's best, where step sizes were swept: a larger one has its own noise."""
+    config = record["config"]
+    best = {(*COMPARED[name], multiplier) for name, multiplier in BEST.items()}
+    return config["scale"]["name"] not in {"small", "quarter"} or (
+        (config["row"]["name"], config["warmup"], config["multiplier"]) in best
+    )
+
+
+def at_best(records: list[Record], name: str, scale: str) -> list[Record]:
+    """The runs of a name of the comparison at its best step size."""
+    row, warm = COMPARED[name]
+    return select(records, scale, row=row, warmup=warm, multiplier=BEST[name])
+
+
 def noise(
     records: list[Record], scales: Iterable[str], way: str = "last", bleu: bool = False, tied: bool = True
 ) -> Spread:
     """The spread of the dev loss or the BLEU over the seeds of these scales.
 
-    Of one model: Table 3's, whose softmax is not tied to the embedding, has its own. Where step sizes were swept, at
-    the best ones: with a step that is too large, seeds differ far more.
+    Of one model: Table 3's, whose softmax is not tied to the embedding, has its own. Only of settled runs.
     """
     value = test_bleu if bleu else dev_loss
     found = [r for name in set(scales) for r in select(records, name, tied) if not r["diverged"]]
-    best = {(*COMPARED[name], multiplier) for name, multiplier in BEST.items()}
-    found = [r for r in found if r["config"]["scale"]["name"] not in {"small", "quarter"}
-             or (r["config"]["row"]["name"], r["config"]["warmup"], r["config"]["multiplier"]) in best]  # fmt: skip
+    found = [r for r in found if is_settled(r)]
     return spread({(setting(r), r["config"]["seed"]): value(r, way) for r in found})
 
 

@@ -10,11 +10,10 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
-from lab.claims import at_best
 from lab.clean import Pair
 from lab.evaluate import by_domain, unpack
 from lab.files import write_text
-from lab.results import Record
+from lab.results import Record, at_best
 from lab.tables import WAY_NAMES, Table
 from lab.train import WAYS
 

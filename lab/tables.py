@@ -42,7 +42,7 @@ def over_seeds(records: list[Record], noise: results.Spread, way: str = "last", 
         return "diverged"
     values = [results.test_bleu(r, way) if bleu else results.dev_loss(r, way) for r in records if not r["diverged"]]
     values = [value for value in values if math.isfinite(value)]
-    half = noise.half(len(values))
+    half = noise.half(len(values)) if all(map(results.is_settled, records)) else math.inf
     return number(results.mean(values)) + (f" ± {half:.2f}" if values and math.isfinite(half) else "")
 
 
@@ -71,8 +71,8 @@ def headline(records: list[Record], scale: str) -> Table | None:
     note = (
         f"{size.steps:,} steps of up to {size.tokens:,} + {size.tokens:,} tokens, {size.test:,} test sentences, "
         f"beam 4. “Decayed” trains {size.branch} steps more. ± is half the 95 % interval of the mean over seeds, when "
-        "what a seed does to all rows alike is taken out; the noise is that of the rows at their best step sizes; none "
-        "where too few seeds were run."
+        "what a seed does to all rows alike is taken out; none where too few "
+        "seeds were run, and none at step sizes that are not a row's best, whose noise may be larger."
     )
     if any("ways" not in r for r in results.select(records, scale)):
         note += " Runs without the other two evaluations are older; their dev loss is of 300 sentences, not of 1,000."

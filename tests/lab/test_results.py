@@ -133,6 +133,16 @@ def test_what_a_shorter_run_decides_does_not_count_against_one_seed_of_a_longer_
     assert next(v for claim, v in found.items() if claim.startswith("Adafactor without momentum or")) == verdict
 
 
+def test_no_interval_is_given_for_a_step_size_that_is_not_the_best() -> None:
+    records = _comparison(0.1)
+    records += [_record(Job("O", SCALES["small"], False, seed, 2 * BEST["O"]), 3.6 + seed) for seed in range(3)]
+    table = tables.headline(records, "small")
+    assert table is not None
+    losses = {(row[0], row[2]): row[4] for row in table.rows}
+    assert "±" in losses["O, no warm-up", f"×{BEST['O']:g}"]
+    assert losses["O, no warm-up", f"×{2 * BEST['O']:g}"] == "4.60"
+
+
 def test_a_table_has_a_cell_for_every_head() -> None:
     records = _comparison(0.1)
     records += [_record(Job(row, SCALES["quarter"], warm, 0, m), 4.0 + m, mean=4.0, decayed=4.0 - m)
