@@ -1,0 +1,111 @@
+"""Which models `adafactor plan` knows: files of a config, and presets with their models' true sizes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+from adafactor import plan
+from adafactor.planning import PRESETS
+from adafactor.planning.models import find, of_module
+
+
+def test_a_config_is_built_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 3, "n_embd": 24, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if importlib.util.find_spec("transformers"):
+        bill = plan(tmp_path / "config.json")
+        assert bill.parameters == 50257 * 24 + 1024 * 24 + 3 * (12 * 24 * 24 + 13 * 24) + 2 * 24
+        assert find(str(tmp_path)).weights[0].uses == 2
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"config\.json needs transformers"):
+        plan(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not JSON"), ("[]", "no model_type"), ('{"model_type": "abacus"}', "no model_type 'abacus'")],
+)
+def test_another_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    if "abacus" in text:
+        pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        plan(tmp_path / "config.json")
+
+
+COUNTS = {
+    "gpt2": 124439808,
+    "gpt2-medium": 354823168,
+    "gpt2-large": 774030080,
+    "gpt2-xl": 1557611200,
+    "bert-base": 109482240,
+    "bert-large": 335141888,
+    "t5-small": 60506624,
+    "t5-base": 222903552,
+    "t5-large": 737668096,
+    "t5-3b": 2851598336,
+    "t5-11b": 11307321344,
+    "llama-1b": 1235814400,
+    "llama-3b": 3212749824,
+    "llama-7b": 6738415616,
+    "llama-8b": 8030261248,
+    "llama-13b": 13015864320,
+    "llama-70b": 70553706496,
+    "mistral-7b": 7241732096,
+}
+
+
+def test_the_presets_have_their_models_size() -> None:
+    assert {name: sum(map(prod, preset.shapes)) for name, preset in PRESETS.items()} == COUNTS
+
+
+GPT2 = ("n_layer", "n_embd", "n_head")
+BERT = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+T5 = ("num_layers", "d_model", "d_ff", "num_heads", "d_kv")
+LLAMA = (*BERT, "num_key_value_heads", "vocab_size", "tie_word_embeddings")
+KINDS = {
+    "gpt2": "GPT2LMHeadModel",
+    "bert": "BertModel",
+    "t5": "T5ForConditionalGeneration",
+    "llama": "LlamaForCausalLM",
+}
+CONFIGS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "gpt2": (GPT2, (12, 768, 12)),
+    "gpt2-medium": (GPT2, (24, 1024, 16)),
+    "gpt2-large": (GPT2, (36, 1280, 20)),
+    "gpt2-xl": (GPT2, (48, 1600, 25)),
+    "bert-base": (BERT, (12, 768, 3072, 12)),
+    "bert-large": (BERT, (24, 1024, 4096, 16)),
+    "t5-small": (T5, (6, 512, 2048, 8, 64)),
+    "t5-base": (T5, (12, 768, 3072, 12, 64)),
+    "t5-large": (T5, (24, 1024, 4096, 16, 64)),
+    "t5-3b": (T5, (24, 1024, 16384, 32, 128)),
+    "t5-11b": (T5, (24, 1024, 65536, 128, 128)),
+    "llama-1b": (LLAMA, (16, 2048, 8192, 32, 8, 128256, True)),
+    "llama-3b": (LLAMA, (28, 3072, 8192, 24, 8, 128256, True)),
+    "llama-7b": (LLAMA, (32, 4096, 11008, 32, 32, 32000, False)),
+    "llama-8b": (LLAMA, (32, 4096, 14336, 32, 8, 128256, False)),
+    "llama-13b": (LLAMA, (40, 5120, 13824, 40, 40, 32000, False)),
+    "llama-70b": (LLAMA, (80, 8192, 28672, 64, 8, 128256, False)),
+    "mistral-7b": (LLAMA, (32, 4096, 14336, 32, 8, 32000, False)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_preset_is_the_model_that_transformers_builds(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert CONFIGS.keys() == PRESETS.keys()
+    kind = getattr(transformers, KINDS.get(name.split("-")[0], "MistralForCausalLM"))
+    with torch.device("meta"):
+        built = kind(kind.config_class(**dict(zip(*CONFIGS[name], strict=True))))
+    theirs, ours = of_module(name, built), find(name)
+    assert [w.shape for w in ours.weights] == [w.shape for w in theirs.weights]
+    assert [w.uses > 1 for w in ours.weights] == [w.uses > 1 for w in theirs.weights]
