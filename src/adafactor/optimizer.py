@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import fields
 from typing import Any, overload
 
@@ -12,13 +11,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from adafactor import dtensor, kernels
+from adafactor import checkpoint, dtensor, kernels
 from adafactor import state as states
 from adafactor.bucket import Bucket, Parameter
 from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.scaling import Scaling
-from adafactor.settings import CheckedGroups, Settings, from_text
+from adafactor.settings import CheckedGroups, Settings, from_text, rename_momentum
 from adafactor.sharding import Ranks, Shard
 from adafactor.signals import held_back
 from adafactor.step import step
@@ -158,7 +157,7 @@ class Adafactor(Optimizer):
         """From pickle, deepcopy and `load_state_dict`."""
         super().__setstate__(state)
         for group in self.param_groups:  # from a version that had fewer keywords, or called one differently
-            _rename_momentum(group)
+            rename_momentum(group)
             for field in fields(Settings):  # and not all of `defaults`, to which torch has added one of its own by now
                 group.setdefault(field.name, self.defaults.get(field.name, field.default))
         self._start(self.backend)
@@ -171,7 +170,7 @@ class Adafactor(Optimizer):
         """
         if isinstance(param_group, dict):
             param_group.update(from_text(param_group))
-            if _rename_momentum(param_group):
+            if rename_momentum(param_group):
                 _warn_of_momentum()
         before = len(self.param_groups)
         super().add_param_group(param_group)
@@ -378,8 +377,13 @@ class Adafactor(Optimizer):
         bfloat16 parameters. Shapes, and names where both sides have them, must match.
         """
         found: StateDict = {}
+
+        def check(_: Optimizer, given: StateDict) -> None:
+            checkpoint.check(given, self.param_groups)
+            found.update(given)
+
         # registered here, the first runs after all other hooks on the way in, the second before all on the way out
-        before = self.register_load_state_dict_pre_hook(lambda _, given: found.update(self._matching(given)))
+        before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(lambda _: self._restore(found), prepend=True)
         try:
             super().load_state_dict(state_dict)
@@ -418,33 +422,6 @@ class Adafactor(Optimizer):
                 "are as they were; report() counts such steps. (Shown once)"
             )
 
-    def _matching(self, state_dict: StateDict) -> StateDict:
-        """The same state dict if it fits this optimizer; else a ValueError that says where it does not."""
-        groups, saved_groups = self.param_groups, state_dict["param_groups"]
-        if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
-            return state_dict  # torch says so itself
-        if all("param_names" in group for group in [*groups, *saved_groups]):
-            ours, theirs = ([name for group in g for name in group["param_names"]] for g in (groups, saved_groups))
-            # the same names in another order are a mistake; other names may be a wrapper's, with a prefix
-            if ours != theirs and sorted(ours) == sorted(theirs):
-                name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
-                raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
-        entries = dict(state_dict["state"])
-        for group, saved, names in zip(groups, saved_groups, names_of(groups), strict=True):
-            _rename_momentum(saved)
-            try:
-                settings = Settings.of({**group, **saved})
-            except (TypeError, ValueError) as wrong:
-                raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
-            for p, key, name in zip(group["params"], saved["params"], names, strict=True):
-                if state := entries.pop(key, None):
-                    states.check_loaded(state, states.layout_of(p, settings), name)
-        if entries:
-            key = next(iter(entries))
-            hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
-            raise ValueError(f"the state dict has a state {key!r} that belongs to none of its parameters{hint}")
-        return state_dict
-
     def _restore(self, loaded: StateDict) -> None:
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
             settings = Settings.of(group)
@@ -455,21 +432,7 @@ class Adafactor(Optimizer):
                 shapes = states.layout_of(p, settings)
                 self.state[p] = states.new_state(p, shapes, settings)
                 self._made_for[p] = shapes, settings.momentum_of
-                for name, value in (values or {}).items():
-                    if name in self.state[p]:
-                        to = self.state[p][name]
-                        value = states.as_tensor(value)
-                        dtensor.copy_(to, value.reshape(()) if name == "step" else value)
-                    else:
-                        self.state[p][name] = deepcopy(value)
-
-
-def _rename_momentum(group: dict[str, Any]) -> bool:
-    """Take a word under the former name of `momentum_of`; a number there is somebody else's."""
-    if not isinstance(group.get("momentum"), str):
-        return False
-    group["momentum_of"] = group.pop("momentum")
-    return True
+                checkpoint.fill(self.state[p], values or {})
 
 
 def _warn_of_momentum() -> None:

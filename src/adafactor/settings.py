@@ -137,6 +137,14 @@ def _from_text(value: Any) -> Any:
         return value
 
 
+def rename_momentum(group: dict[str, Any]) -> bool:
+    """Take a word under the former name of `momentum_of`; a number there is somebody else's."""
+    if not isinstance(group.get("momentum"), str):
+        return False
+    group["momentum_of"] = group.pop("momentum")
+    return True
+
+
 _values = itemgetter(*(field.name for field in fields(Settings)))
 _CONSTANT = {float, str, bool, int, type(None), tuple}  # types of which no value changes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -115,25 +114,6 @@ def check_shapes(state: State, shapes: Layout, name: str) -> None:
         has = _shape(state, key, name)
         if has is not None and has != shapes.shape:
             raise ValueError(f"{name} of shape {shapes.shape} has a {key} of shape {has}")
-
-
-def check_loaded(state: State, shapes: Layout, name: str) -> None:
-    """Refuse what a state dict holds for a parameter before any of it is loaded."""
-    check_shapes(state, shapes, name)
-    try:
-        step = as_tensor(state["step"])
-        count = float(step) if step.numel() == 1 and not step.is_complex() else math.nan
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        count = math.nan
-    if not (count >= 0 and count.is_integer()):
-        raise ValueError(
-            f"the state of {name} has step={state.get('step')!r}; it must be one whole number that is not negative"
-        )
-
-
-def as_tensor(value: Any) -> Tensor:
-    """A tensor as it is, anything else as one on the CPU, whatever torch's default device is."""
-    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:

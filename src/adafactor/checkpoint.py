@@ -1,0 +1,74 @@
+"""Loading a state dict: what it holds is checked before any of it is taken, and keeps its precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import StateDict
+
+from adafactor import dtensor
+from adafactor import state as states
+from adafactor.layout import Layout
+from adafactor.record import names_of
+from adafactor.settings import Settings, rename_momentum
+
+
+def check(state_dict: StateDict, groups: list[dict[str, Any]]) -> None:
+    """Refuse a state dict that does not fit an optimizer of these groups, and say where it does not."""
+    saved_groups = state_dict["param_groups"]
+    if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
+        return  # torch says so itself
+    if all("param_names" in group for group in [*groups, *saved_groups]):
+        ours, theirs = ([name for group in g for name in group["param_names"]] for g in (groups, saved_groups))
+        # the same names in another order are a mistake; other names may be a wrapper's, with a prefix
+        if ours != theirs and sorted(ours) == sorted(theirs):
+            name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
+            raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
+    entries = dict(state_dict["state"])
+    for group, saved, names in zip(groups, saved_groups, names_of(groups), strict=True):
+        rename_momentum(saved)
+        try:
+            settings = Settings.of({**group, **saved})
+        except (TypeError, ValueError) as wrong:
+            raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
+        for p, key, name in zip(group["params"], saved["params"], names, strict=True):
+            if state := entries.pop(key, None):
+                _check_entry(state, states.layout_of(p, settings), name)
+    if entries:
+        key = next(iter(entries))
+        hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
+        raise ValueError(f"the state dict has a state {key!r} that belongs to none of its parameters{hint}")
+
+
+def fill(state: states.State, values: Mapping[str, Any]) -> None:
+    """Copy what a state dict has for one parameter into its new state, and what users put beside it."""
+    for key, value in values.items():
+        if key in state:
+            value = _as_tensor(value)
+            dtensor.copy_(state[key], value.reshape(()) if key == "step" else value)
+        else:
+            state[key] = deepcopy(value)
+
+
+def _check_entry(state: states.State, shapes: Layout, name: str) -> None:
+    """Refuse what a state dict holds for a parameter before any of it is loaded."""
+    states.check_shapes(state, shapes, name)
+    try:
+        step = _as_tensor(state["step"])
+        count = float(step) if step.numel() == 1 and not step.is_complex() else math.nan
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        count = math.nan
+    if not (count >= 0 and count.is_integer()):
+        raise ValueError(
+            f"the state of {name} has step={state.get('step')!r}; it must be one whole number that is not negative"
+        )
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """A tensor as it is, anything else as one on the CPU, whatever torch's default device is."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
