@@ -30,8 +30,10 @@ class Mini:
 
     def minus(self, first: str, second: str, scale: str = "mini", multiplier: float | None = None) -> Difference:
         """Dev loss of the first minus that of the second."""
-        noise = results.noise(self.records, (scale,))
-        return results.difference(self.runs(first, scale, multiplier), self.runs(second, scale, multiplier), noise)
+        ours, theirs = self.runs(first, scale, multiplier), self.runs(second, scale, multiplier)
+        # where the step size is swept, another one has other noise: none where all fail
+        alike = [r for r in self.records if multiplier in (None, r["config"]["multiplier"])]
+        return results.difference(ours, theirs, results.noise(alike, (scale,), of=[*ours, *theirs]))
 
     def loss(self, name: str) -> float:
         """The mean dev loss at `mini`."""
@@ -151,14 +153,15 @@ def embeddings(scheme: str) -> Work:
 
     def work(mini: Mini) -> Finding:
         lost: dict[str, dict[int, float]] = {}
+        used: list[Record] = []
         for row in ("O", "Adam"):
-            one, other = (
-                {r["config"]["seed"]: results.dev_loss(r) for r in results.select(
-                    mini.records, "mini", tied=False, embedding=name, row=row)} for name in (scheme, "scaled")
-            )  # fmt: skip
+            both = [results.select(mini.records, "mini", tied=False, embedding=name, row=row)
+                    for name in (scheme, "scaled")]  # fmt: skip
+            one, other = ({r["config"]["seed"]: results.dev_loss(r) for r in runs} for runs in both)
             lost[row] = {seed: one[seed] - other[seed] for seed in one if seed in other}
+            used += [r for runs in both for r in runs]
         pairs = [lost["O"][seed] - lost["Adam"][seed] for seed in lost["O"] if seed in lost["Adam"]]
-        half = results.noise(mini.records, ("mini",), tied=False).half(len(pairs), settings=4)
+        half = results.noise(mini.records, ("mini",), tied=False, of=used).half(len(pairs), settings=4)
         found = Difference(results.mean(pairs), half, len(pairs))
         losses = [number(results.mean(lost[row].values())) for row in ("Adam", "O")]
         text = shown(f"Adam loses {losses[0]}, Adafactor {losses[1]}: difference", found)

@@ -34,7 +34,7 @@ def table(records: list[Record], groups: Groups) -> Table:
         cells = [label, tables.count_seeds(runs)]
         for bleu in (False, True):
             for way in WAYS:
-                cells.append(tables.over_seeds(runs, results.noise(records, scales, way, bleu), way, bleu))
+                cells.append(tables.over_seeds(runs, results.noise(records, scales, way, bleu, of=runs), way, bleu))
         rows.append([*cells, f"{runs[0]['state_bytes']:,}"])
     heads = ["runs", "seeds", *(f"{what} {way}" for what in ("loss", "BLEU") for way in WAYS)]
     return Table("Comparison", "", [*heads, "state bytes"], rows)

@@ -120,7 +120,7 @@ def ways_chart(records: list[Record], groups: dict[str, list[Record]], styles: d
             if values:
                 points.append((place + 0.08 * (number - len(groups) / 2 + 0.5), results.mean(values)))
                 scales = {r["config"]["scale"]["name"] for r in runs}
-                half = results.noise(records, scales, way, bleu).half(len(values))
+                half = results.noise(records, scales, way, bleu, of=runs).half(len(values))
                 halves.append(half if all(map(results.is_settled, runs)) else math.inf)
         lines += [Line(name, points, styles[name], halves=halves, joined=False)] if points else []
     if not lines:

@@ -20,6 +20,7 @@ STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.
 LEAST_FREEDOM = 2  # degrees; a deviation from one is luck
 UNIGRAM = 6.19  # the dev loss at `hard` of a model that knows only how often each word occurs
 NEAR = 0.1  # of the best loss: which step sizes count as good
+LEARNED = 0.5  # of the best setting's loss: runs that end further off are unsteady, and have noise of their own
 SAME_LOSS = 0.05  # two rows whose losses differ by less do equally well
 SAME_BLEU = 0.5  # the same for BLEU: what the paper calls similar differs by up to this
 
@@ -158,16 +159,34 @@ def at_best(records: list[Record], name: str, scale: str) -> list[Record]:
 
 
 def noise(
-    records: list[Record], scales: Iterable[str], way: str = "last", bleu: bool = False, tied: bool = True
+    records: list[Record],
+    scales: Iterable[str],
+    way: str = "last",
+    bleu: bool = False,
+    tied: bool = True,
+    of: Iterable[Record] = (),
 ) -> Spread:
     """The spread of the dev loss or the BLEU over the seeds of these scales.
 
-    Of one model: Table 3's, whose softmax is not tied to the embedding, has its own. Only of settled runs.
+    Of one model: Table 3's, whose softmax is not tied to the embedding, has its own. Only of settled runs, and of those
+    that learned about as much as the best, unless one of the runs `of` which it is has not.
     """
     value = test_bleu if bleu else dev_loss
     found = [r for name in set(scales) for r in select(records, name, tied) if not r["diverged"]]
     found = [r for r in found if is_settled(r)]
+    good = learners(found)
+    if all(setting(r) in good for r in of):
+        found = [r for r in found if setting(r) in good]
     return spread({(setting(r), r["config"]["seed"]): value(r, way) for r in found})
+
+
+def learners(records: list[Record]) -> set[Hashable]:
+    """The settings whose runs end, in the mean, near the best of their scale."""
+    losses: dict[str, dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        losses[record["config"]["scale"]["name"]][setting(record)].append(dev_loss(record))
+    means = [{name: mean(values) for name, values in scale.items()} for scale in losses.values()]
+    return {name for scale in means for name, loss in scale.items() if loss <= min(scale.values()) + LEARNED}
 
 
 def mean(values: Iterable[float]) -> float:

@@ -148,19 +148,25 @@ def table_2(records: list[Record]) -> Table | None:
         both = [results.select(records, "mini", row=row.name, warmup=warm) for warm in (True, False)]
         if any(both):
             paper = ["diverged" if math.isnan(value) else f"{value:.1f}" for value in (row.warm, row.cold)]
-            cells = [over_seeds(runs, loss) for runs in both] + [over_seeds(runs, bleu, bleu=True) for runs in both]
+            cells = _cells(records, both)
             rows.append([row.name[0], row.describe(), *paper, *cells, "/".join(map(count_seeds, both))])
     heads = ["", "optimizer", "paper, warm-up", "paper, none", "loss, warm-up", "loss, none", "BLEU, warm-up"]
     scale = SCALES["mini"]
     note = (
         f"{scale.steps:,} steps of {scale.tokens} + {scale.tokens} tokens, the paper's step size ×{scale.adaptive:g} "
         f"(SGD ×1), {scale.test} test sentences. At this length BLEU says little more than whether a row learned: read "
-        "the dev loss. ± is half the 95 % interval of the mean over seeds, from one deviation for all rows"
+        "the dev loss. ± is half the 95 % interval of the mean over seeds, from one deviation for all rows that learn"
     )
     if math.isfinite(loss.half(1)):
         note += f": {loss.deviation:.3f} in loss and {bleu.deviation:.2f} in BLEU"
-    note += "."
+    note += f". Rows that end more than {results.LEARNED:g} above the best are unsteady: there it is that of all rows."
     return Table("Table 2 at `mini`", note, [*heads, "BLEU, none", "seeds"], rows, 2) if rows else None
+
+
+def _cells(records: list[Record], groups: list[list[Record]], tied: bool = True) -> list[str]:
+    """Dev loss at `mini` of each group of runs, then BLEU."""
+    return [over_seeds(runs, results.noise(records, ("mini",), bleu=bleu, tied=tied, of=runs), bleu=bleu)
+            for bleu in (False, True) for runs in groups]  # fmt: skip
 
 
 def stability(records: list[Record]) -> Table | None:
@@ -196,12 +202,11 @@ def stability(records: list[Record]) -> Table | None:
 def table_3(records: list[Record]) -> Table | None:
     """Three embedding schemes."""
     rows = []
-    loss, bleu = (results.noise(records, ("mini",), bleu=which, tied=False) for which in (False, True))
     for embedding, paper in TABLE_3.items():
         ours = [results.select(records, "mini", tied=False, embedding=embedding, row=row) for row in ("Adam", "O")]
         if any(ours):
             texts = {"scaled": ["1/√d", "√d"], "unit": ["1", "1"], "plain": ["1/√d", "1"]}[embedding]
-            cells = [over_seeds(runs, loss) for runs in ours] + [over_seeds(runs, bleu, bleu=True) for runs in ours]
+            cells = _cells(records, ours, tied=False)
             rows.append([*texts, *(f"{value:.1f}" for value in paper), *cells, "/".join(map(count_seeds, ours))])
     heads = ["initial deviation", "multiplier", "paper, Adam", "paper, Adafactor", "loss, Adam", "loss, Adafactor"]
     note = "Adam with warm-up (β₂ = 0.98) and Adafactor (row O) without; the softmax has a matrix of its own."

@@ -21,8 +21,11 @@ from lab.results import (
     Spread,
     difference,
     good_range,
+    learners,
     learns_up_to,
+    noise,
     select,
+    setting,
     spread,
     sweep_curve,
 )
@@ -53,6 +56,31 @@ def test_the_deviation_of_two_seeds_is_that_of_their_differences() -> None:
     found = spread(dict([*values.items(), (("alone", 0), 9.0)]))
     assert found.freedom == 3
     assert found.deviation == pytest.approx(math.sqrt(sum(s**2 for s in steps.values()) / 3 / 2))
+
+
+def test_a_row_that_does_not_learn_does_not_blur_the_others() -> None:
+    """Its own differences are judged by the noise of all, itself included."""
+    losses = {"A": (4.5, 4.52), "B": (4.5, 4.48), "C": (4.51, 4.5), "D": (4.6, 4.6), "E": (5.2, 5.6)}
+    records = [_record(Job(row, SCALES["mini"], True, seed), loss) for row, both in losses.items()
+               for seed, loss in enumerate(both)]  # fmt: skip
+    assert learners(records) == {setting(r) for r in records if r["config"]["row"]["name"] != "E"}
+    of_e = [r for r in records if r["config"]["row"]["name"] in "AE"]
+    quiet, loud = noise(records, ("mini",)), noise(records, ("mini",), of=of_e)
+    assert (quiet.freedom, loud.freedom) == (3, 4)
+    assert loud.deviation > 5 * quiet.deviation
+    mini = claims.Mini(records)
+    assert mini.minus("A", "B").half == quiet.half(2, settings=2)
+    assert mini.minus("A", "E").half == loud.half(2, settings=2)
+
+
+def test_noise_of_a_sweep_is_that_of_its_step_size() -> None:
+    """Where all fail there is none, which says nothing of where they part."""
+    records = [_record(Job(row, SCALES["hard"], False, seed, m), 6.2 if m > 3 else 5.5 + seed * shift)
+               for row, shift in (("A", 0.2), ("H", -0.1), ("K", 0.05)) for seed in (0, 1)
+               for m in (3.0, 30.0)]  # fmt: skip
+    at_three = claims.Mini(records).minus("H-", "A-", "hard", 3.0)
+    alone = [r for r in records if r["config"]["multiplier"] == 3.0]
+    assert at_three == claims.Mini(alone).minus("H-", "A-", "hard", 3.0)
 
 
 def test_too_few_seeds_give_no_interval() -> None:
