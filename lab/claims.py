@@ -125,7 +125,8 @@ def compared(mini: Mini, first: str, second: str, names: tuple[str, str]) -> Fin
     verdict = larger[decided[0]][1] if decided else UNDECIDED if larger else a.as_good(SAME_LOSS)
     if decided and any(leaning != verdict for _, _, leaning in larger[: decided[0]]):
         verdict = UNDECIDED
-    return "; ".join([shown(f"at `mini`, {first} − {second}", a), *(text for text, *_ in larger)]), verdict
+    lines = [*(text for text, *_ in larger), shown(f"{first} − {second} at `mini`:", a)]
+    return "\n".join(lines), verdict
 
 
 def increasing_decay(mini: Mini) -> Finding:

@@ -53,7 +53,7 @@ def page(title: str, body: str) -> str:
 def marked(text: str) -> str:
     """Text whose code and bold marks are Markdown's, as HTML."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text)
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text).replace("\n", "<br>")
 
 
 def section(table: Table | None, between: str = "") -> str:

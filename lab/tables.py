@@ -22,13 +22,14 @@ class Table:
     title: str
     note: str
     heads: list[str]
-    rows: list[list[str]]
+    rows: list[list[str]]  # a cell may have several lines
     words: int = 1  # the first columns that are text
 
     def markdown(self) -> str:
         """Title, note and table."""
         lines = [self.heads, ["---"] * len(self.heads), *self.rows]
-        return f"### {self.title}\n\n{self.note}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        rows = [" | ".join(line).replace("\n", "<br>") for line in lines]
+        return f"### {self.title}\n\n{self.note}\n\n" + "".join(f"| {row} |\n" for row in rows)
 
 
 def number(value: float, digits: int = 2) -> str:
