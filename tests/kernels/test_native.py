@@ -25,14 +25,14 @@ WIDTHS = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.flo
 
 
 class Tensors:
-    """Some tensors with their state and their jobs; P is the first axis and Q the last."""
+    """Some tensors with their state and their jobs; P is the first axis and Q, where not said otherwise, the last."""
 
-    def __init__(self, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, **fields: float):
-        random = torch.Generator().manual_seed(0)
+    def __init__(self, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, q: int = -1, **fields: float):
+        self.q, random = q, torch.Generator().manual_seed(0)
         self.kind, stat = native.KINDS[dtype, dtype], WIDTHS[dtype]
         self.x = [torch.randn(shape, generator=random).to(dtype) for shape in shapes]
         self.g = [torch.randn(shape, generator=random).to(dtype) for shape in shapes]
-        self.row = [torch.rand(shape[:-1], generator=random).to(stat) for shape in shapes]
+        self.row = [torch.rand(_without(shape, q), generator=random).to(stat) for shape in shapes]
         self.col = [torch.rand(shape[1:], generator=random).to(stat) for shape in shapes]
         self.full = [torch.rand(shape, generator=random).to(stat) for shape in shapes]
         self.m = [torch.randn(shape, generator=random).to(stat) * 0.01 for shape in shapes]
@@ -47,7 +47,7 @@ class Tensors:
         found = (
             walk_order.flat_order(shape, strides, strides)
             if x.ndim == 1
-            else walk_order.factored_order(shape, strides, strides, 0, x.ndim - 1)
+            else walk_order.factored_order(shape, strides, strides, 0, self.q % x.ndim)
         )
         assert isinstance(found, walk_order.WalkOrder)
         return found
@@ -59,7 +59,7 @@ class Tensors:
         )
         values |= {name: getattr(self, name)[i].data_ptr() for name in ("x", "g", "m", "t", "full")}
         values |= {"row_state": self.row[i].data_ptr(), "col_state": self.col[i].data_ptr()}
-        values |= {"n_rows": shape[0], "n_cols": shape[-1], "count": self.x[i].numel()}
+        values |= {"n_rows": shape[0], "n_cols": shape[self.q], "count": self.x[i].numel()}
         values |= {"estimator": native.OUTER if order.factored else native.FULL, "relative": 1, "measures_x": 1}
         values |= {"eps1": 1e-30, "eps2": 1e-3, "clip": 1.0, "beta2": 0.9, "w2": 1 - 0.9, "w1": 0.1, "rho": 0.01}
         values |= {"carries_x2": order.can_carry_x2 and self.x[i].dtype != torch.bfloat16}
@@ -80,20 +80,27 @@ class Tensors:
         return [tensor.clone() for kind in (self.x, self.row, self.col, self.full, self.m, self.t) for tensor in kind]
 
 
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return tuple(n for i, n in enumerate(shape) if i != axis % len(shape))
+
+
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
 
 
 def expected_x(case: Tensors, i: int = 0) -> Tensor:
-    """X after a step of a matrix, in double."""
+    """X after a step, in double."""
     x, g = case.x[i].double(), case.g[i].double()
-    row = 0.9 * case.row[i].double() + 0.1 * (g.square() + 1e-30).mean(1)
+    row = 0.9 * case.row[i].double() + 0.1 * (g.square() + 1e-30).mean(case.q)
     col = 0.9 * case.col[i].double() + 0.1 * (g.square() + 1e-30).mean(0)
-    u = g * (row / row.mean()).rsqrt()[:, None] * col.rsqrt()
+    u = g * (row / row.mean(0)).rsqrt().unsqueeze(case.q) * col.rsqrt()
     alpha = max(1e-3, x.square().mean().sqrt().item()) * 0.01
     return x - alpha / max(1.0, u.square().mean().sqrt().item()) * u
 
 
+of_lines_and_tiles = pytest.mark.parametrize(
+    "shape, q", [((300, 200), -1), ((301, 20, 3, 3), 1)], ids=["lines", "tiles"]
+)
 SHAPES = [(300, 200), (40, 30), (5000,), (16, 3, 5, 7), (600, 257), (1, 9), (7,)]
 
 
@@ -116,8 +123,9 @@ def thread_count() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_a_step_is_the_papers() -> None:
-    case = Tensors((300, 200))
+@of_lines_and_tiles
+def test_a_step_is_the_papers(shape: tuple[int, ...], q: int) -> None:
+    case = Tensors(shape, q=q)
     expected = expected_x(case)
     case.step()
     torch.testing.assert_close(case.x[0].double(), expected, rtol=0, atol=1e-6)
@@ -198,8 +206,9 @@ def test_factors_may_lie_in_any_order_in_the_state() -> None:
 # ---- ΣX² carried over
 
 
-def test_the_carried_sum_is_the_one_that_is_measured(small_units: None) -> None:
-    carried, read = Tensors((300, 200)), Tensors((300, 200))
+@of_lines_and_tiles
+def test_the_carried_sum_is_the_one_that_is_measured(small_units: None, shape: tuple[int, ...], q: int) -> None:
+    carried, read = Tensors(shape, q=q), Tensors(shape, q=q)
     for i in range(5):
         read.jobs["x2_after"] = np.nan
         carried.step()
@@ -209,8 +218,11 @@ def test_the_carried_sum_is_the_one_that_is_measured(small_units: None) -> None:
     assert same(carried.everything(), read.everything())
 
 
-def test_an_edit_of_the_heaviest_lines_is_noticed_before_the_step(small_units: None) -> None:
-    case = Tensors((300, 200))
+@of_lines_and_tiles
+def test_an_edit_of_the_heaviest_lines_is_noticed_before_the_step(
+    small_units: None, shape: tuple[int, ...], q: int
+) -> None:
+    case = Tensors(shape, q=q)
     case.step()
     case.step()
     line = case.jobs["heaviest_line"][0]
@@ -227,11 +239,14 @@ def test_an_edit_of_the_heaviest_lines_is_noticed_before_the_step(small_units: N
 
 @pytest.mark.parametrize("momentum", [native.NONE, native.OF_UPDATE])
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 100.0])
-def test_an_edit_elsewhere_is_repaired(small_units: None, factor: float, momentum: int, thread_count: None) -> None:
+@of_lines_and_tiles
+def test_an_edit_elsewhere_is_repaired(
+    small_units: None, shape: tuple[int, ...], q: int, factor: float, momentum: int, thread_count: None
+) -> None:
     ends = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        case, right = Tensors((300, 200), momentum=momentum), Tensors((300, 200), momentum=momentum)
+        case, right = Tensors(shape, q=q, momentum=momentum), Tensors(shape, q=q, momentum=momentum)
         for one in (case, right):
             one.step()
             one.step()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adafactor.bucket import Parameter
 
 UNIT = 2**15  # elements: the smallest piece of work for a thread (measured: below it the hand-over costs more)
+WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
 RESULTS = 4  # numbers that a unit leaves for the end of a phase
 STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # the types that there are loops for
 
@@ -51,8 +52,8 @@ class WalkOrder:
 
     @property
     def can_carry_x2(self) -> bool:
-        """Can a step carry ΣX² over to the next? X is summed two lines at a time, and lines must not be slices."""
-        return self.factored and self.sizes[4] == 1 and self.sizes[1] > 1
+        """Can a step carry ΣX² over to the next? X is summed two lines at a time, part by part or slice by slice."""
+        return self.factored and self.sizes[1] > 1 and self.sizes[4] <= WIDTH
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:

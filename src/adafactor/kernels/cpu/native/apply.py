@@ -27,6 +27,7 @@ from adafactor.kernels.cpu.native.lines import (
     load,
     load_compensated,
     repeat,
+    scales_of,
     store_compensated,
     store_stochastic,
     sum_of_squares,
@@ -52,7 +53,22 @@ def rates_of(job: Any, phase: int, stat: Any) -> Any:
 
 @summing
 def apply_to_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Step a unit of X, two lines at a time, and sum its squares before and after.
+    """Step a unit of X of whole lines (K = 1)."""
+    none = narrow(0.0, kind.stat)
+    _apply_in_pairs(job, phase, unit, none, none, WIDTH, kind)
+
+
+@summing
+def apply_to_tiles(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Step a unit of X whose lines consist of short slices (K > 1)."""
+    size = tile_length(job)
+    first, second = array_at(scratch, size, kind.stat), array_at(scratch + size_of(kind.stat) * size, size, kind.stat)
+    _apply_in_pairs(job, phase, unit, first, second, size, kind)
+
+
+@summing
+def _apply_in_pairs(job: Any, phase: int, unit: int, tile0: Any, tile1: Any, part: int, kind: Any) -> None:
+    """Step a unit of X, two lines at a time, part by part, and sum its squares before and after.
 
     In the phase MEASURE the step has length zero. CHECK does that to the two lines that `heaviest_line` begins only: by
     this same loop, so that it finds the same bits.
@@ -60,39 +76,42 @@ def apply_to_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> 
     b, start, stop = span(job, unit)
     half, rates, checks = (stop - start) // 2, rates_of(job, phase, kind.stat), phase == CHECK
     p0, s0 = job.heaviest_line // job.S % job.P, job.heaviest_line % job.S
-    row = array_at(job.row_scale, job.B * job.P * job.S, kind.stat)
-    before, after, heaviest, line = 0.0, 0.0, -1.0, 0
+    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, kind.stat)
+    before, after, heaviest, heaviest_line = 0.0, 0.0, -1.0, 0
     for p in range(p0 if checks else start, p0 + 1 if checks else start + half):
         for s in range(s0 if checks else 0, s0 + 1 if checks else job.S):
-            r = (b * job.P + p) * job.S + s
-            r0, r1 = row[r] * rates.apply_factor, row[r + half * job.S] * rates.apply_factor
-            found, left = _step_two(job, b, p, s, half, r0, r1, rates, kind)
+            line = (b * job.P + p) * job.S + s
+            r0 = scales_of(row, line * job.K, job.K, rates.apply_factor, tile0)
+            r1 = scales_of(row, (line + half * job.S) * job.K, job.K, rates.apply_factor, tile1)
+            found, left = _step_two(job, b, p, s, half, r0, r1, part, rates, kind)
             before += found
             after += left
             if left > heaviest:
-                heaviest, line = left, r
+                heaviest, heaviest_line = left, line
     if checks:
         job.checked_x2 = before
         return
     for p in range(start + 2 * half, stop):
         for s in range(job.S):
-            found, left = _step_one(job, b, p, s, row[(b * job.P + p) * job.S + s], rates, phase, kind)
+            line = (b * job.P + p) * job.S + s
+            r0 = scales_of(row, line * job.K, job.K, rates.apply_factor, tile0)
+            found, left = _step_one(job, b, p, s, r0, part, rates, phase, kind)
             before += found
             after += left
     results = array_at(job.units + 8 * RESULTS * unit, RESULTS, np.float64)
-    results[0], results[1], results[2], results[3] = before, after, heaviest, line
+    results[0], results[1], results[2], results[3] = before, after, heaviest, heaviest_line
 
 
 @summing
-def _step_two(job: Any, b: int, p: int, s: int, half: int, r0: Any, r1: Any, rates: Any, kind: Any) -> Any:
+def _step_two(job: Any, b: int, p: int, s: int, half: int, r0: Any, r1: Any, part: int, rates: Any, kind: Any) -> Any:
     """Step lines p and p + half; return ΣX² before and after."""
-    of, before, after = numerator(job), 0.0, 0.0
-    for q in range(0, job.Q, WIDTH):
-        width, x = min(WIDTH, job.Q - q), b * job.xb + p * job.xp + s * job.xs + q
+    of, line, before, after = numerator(job), job.Q * job.K, 0.0, 0.0
+    for q in range(0, line, part):
+        width, x = min(part, line - q), b * job.xb + p * job.xp + s * job.xs + q
         x0, x1 = job.x + size_of(kind.x) * x, job.x + size_of(kind.x) * (x + half * job.xp)
         m0, m1 = job.m + size_of(kind.stat) * x, job.m + size_of(kind.stat) * (x + half * job.xp)
         g = of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s + q)
-        col = array_at(job.col_scale + size_of(kind.stat) * ((b * job.S + s) * job.Q + q), width, kind.stat)
+        col = array_at(job.col_scale + size_of(kind.stat) * ((b * job.S + s) * line + q), width, kind.stat)
         found, left = descend_two(
             array_at(x0, width, kind.x), array_at(x1, width, kind.x),
             array_at(m0, width, kind.stat), array_at(m1, width, kind.stat),
@@ -105,17 +124,17 @@ def _step_two(job: Any, b: int, p: int, s: int, half: int, r0: Any, r1: Any, rat
 
 
 @summing
-def _step_one(job: Any, b: int, p: int, s: int, row: Any, rates: Any, phase: int, kind: Any) -> Any:
+def _step_one(job: Any, b: int, p: int, s: int, row: Any, part: int, rates: Any, phase: int, kind: Any) -> Any:
     """Step one line; return ΣX² before and after."""
-    of, before, after = numerator(job), 0.0, 0.0
-    for q in range(0, job.Q, WIDTH):
-        width, at = min(WIDTH, job.Q - q), b * job.xb + p * job.xp + s * job.xs + q
+    of, line, before, after = numerator(job), job.Q * job.K, 0.0, 0.0
+    for q in range(0, line, part):
+        width, at = min(part, line - q), b * job.xb + p * job.xp + s * job.xs + q
         x = array_at(job.x + size_of(kind.x) * at, width, kind.x)
         before += sum_of_squares(x, kind.stat)
         if phase == APPLY:
             m = array_at(job.m + size_of(kind.stat) * at, width, kind.stat)
             g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s + q), width, kind.g)
-            col = array_at(job.col_scale + size_of(kind.stat) * ((b * job.S + s) * job.Q + q), width, kind.stat)
+            col = array_at(job.col_scale + size_of(kind.stat) * ((b * job.S + s) * line + q), width, kind.stat)
             _descend(job, x, m, g, row, col, rates)
         after += sum_of_squares(x, kind.stat)
     return before, after
@@ -131,38 +150,34 @@ def _descend(job: Any, x: Any, m: Any, g: Any, row: Any, col: Any, rates: Any) -
 
 
 @summing
-def apply_one_by_one(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Step a unit of X, line by line: 16-bit numbers, whose conversions want all the registers."""
-    b, start, stop = span(job, unit)
-    rates, of = rates_of(job, phase, kind.stat), numerator(job)
-    row = array_at(job.row_scale, job.B * job.P * job.S, kind.stat)
-    for p in range(start, stop):
-        for s in range(job.S):
-            at = b * job.xb + p * job.xp + s * job.xs
-            x = array_at(job.x + size_of(kind.x) * at, job.Q, kind.x)
-            m = array_at(job.m + size_of(kind.stat) * at, job.Q, kind.stat)
-            g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s), job.Q, kind.g)
-            col = array_at(job.col_scale + size_of(kind.stat) * (b * job.S + s) * job.Q, job.Q, kind.stat)
-            _descend(job, x, m, g, row[(b * job.P + p) * job.S + s], col, rates)
+def apply_to_lines_one_by_one(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Step a unit of X of whole lines of 16-bit numbers, whose conversions want all the registers."""
+    _apply_one_by_one(job, phase, unit, narrow(0.0, kind.stat), job.Q, kind)
 
 
 @summing
-def apply_to_tiles(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Step a unit of X whose lines consist of short slices (K > 1)."""
+def apply_to_tiles_one_by_one(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+    """Do the same where lines consist of short slices (K > 1)."""
+    size = tile_length(job)
+    _apply_one_by_one(job, phase, unit, array_at(scratch, size, kind.stat), size, kind)
+
+
+@summing
+def _apply_one_by_one(job: Any, phase: int, unit: int, tile: Any, part: int, kind: Any) -> None:
+    """Step a unit of X, line by line and part by part."""
     b, start, stop = span(job, unit)
     rates, of, line = rates_of(job, phase, kind.stat), numerator(job), job.Q * job.K
-    tile = array_at(scratch, tile_length(job), kind.stat)
     row = array_at(job.row_scale, job.B * job.P * job.S * job.K, kind.stat)
     for p in range(start, stop):
         for s in range(job.S):
-            repeat(row, ((b * job.P + p) * job.S + s) * job.K, job.K, narrow(1.0, kind.stat), tile)
-            for q in range(0, line, len(tile)):
-                width, at = min(len(tile), line - q), b * job.xb + p * job.xp + s * job.xs + q
+            scales = scales_of(row, ((b * job.P + p) * job.S + s) * job.K, job.K, narrow(1.0, kind.stat), tile)
+            for q in range(0, line, part):
+                width, at = min(part, line - q), b * job.xb + p * job.xp + s * job.xs + q
                 x = array_at(job.x + size_of(kind.x) * at, width, kind.x)
                 m = array_at(job.m + size_of(kind.stat) * at, width, kind.stat)
                 g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s + q), width, kind.g)
                 col = array_at(job.col_scale + size_of(kind.stat) * ((b * job.S + s) * line + q), width, kind.stat)
-                _descend(job, x, m, g, tile, col, rates)
+                _descend(job, x, m, g, scales, col, rates)
 
 
 @summing

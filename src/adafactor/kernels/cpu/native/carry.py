@@ -29,9 +29,10 @@ from adafactor.kernels.cpu.native.job import (
     elements_of,
     numerator,
     span,
+    tile_length,
     total_of,
 )
-from adafactor.kernels.cpu.native.lines import descend, sum_of_squares
+from adafactor.kernels.cpu.native.lines import descend, repeat, sum_of_squares
 
 TINY = 1e-30  # a mean square below which squares in float32 lose digits, or vanish
 
@@ -123,15 +124,19 @@ def measure_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) 
 def repair_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
     """Step a unit of X once more, by the difference between the right step and the one that was taken."""
     b, start, stop = span(job, unit)
-    line, one, of = job.Q, narrow(1.0, kind.stat), numerator(job)
-    row = array_at(job.row_scale, job.B * job.P * job.S, kind.stat)
+    line, one, of = job.Q * job.K, narrow(1.0, kind.stat), numerator(job)
+    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, kind.stat)
+    tile = array_at(scratch, tile_length(job), kind.stat)
     missing = job.scale - job.scale_used
     factor = narrow(job.w1 * missing if job.momentum == OF_UPDATE else missing, kind.stat)
     for p in range(start, stop):
         for s in range(job.S):
-            x, by = b * job.xb + p * job.xp + s * job.xs, row[(b * job.P + p) * job.S + s]
-            g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s), line, kind.g)
-            col = array_at(job.col_scale + size_of(kind.stat) * (b * job.S + s) * line, line, kind.stat)
-            descend(array_at(job.x + size_of(kind.x) * x, line, kind.x), g, by, col, factor, one)
-            if job.momentum == OF_UPDATE:
-                descend(array_at(job.m + size_of(kind.stat) * x, line, kind.stat), g, by, col, -factor, one)
+            repeat(row, ((b * job.P + p) * job.S + s) * job.K, job.K, one, tile)
+            for q in range(0, line, len(tile)):
+                width, at = min(len(tile), line - q), b * job.xb + p * job.xp + s * job.xs + q
+                g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s + q), width, kind.g)
+                col = array_at(job.col_scale + size_of(kind.stat) * ((b * job.S + s) * line + q), width, kind.stat)
+                descend(array_at(job.x + size_of(kind.x) * at, width, kind.x), g, tile, col, factor, one)
+                if job.momentum == OF_UPDATE:
+                    m = array_at(job.m + size_of(kind.stat) * at, width, kind.stat)
+                    descend(m, g, tile, col, -factor, one)

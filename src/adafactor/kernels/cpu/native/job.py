@@ -10,7 +10,7 @@ from numba.extending import register_jitable
 from adafactor.kernels import walk_order
 from adafactor.kernels.cpu.native.elements import OPTIONS, Source, array_at, as_written, summing
 
-WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
+WIDTH = walk_order.WIDTH
 TALL = 64  # rows that are summed in the statistics' precision
 
 

@@ -9,8 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
-from adafactor.kernels.cpu.native.elements import exactly, narrow, pick, random_word, root, stochastic, summing, widen
+from adafactor.kernels.cpu.native.elements import (
+    OPTIONS,
+    exactly,
+    narrow,
+    pick,
+    random_word,
+    root,
+    stochastic,
+    summing,
+    widen,
+)
 from adafactor.kernels.cpu.native.job import OF_GRADIENT, OF_UPDATE, WIDTH
 
 # ---- sums of squares
@@ -163,7 +175,7 @@ def descend_averaged(x: Any, m: Any, g: Any, row: Any, col: Any, scale: Any, wei
 
 @summing
 def descend_two(
-    x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, r0: Any, r1: Any, col: Any,
+    x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, row0: Any, row1: Any, col: Any,
     averaged: bool, scale: Any, w1: Any, decay: Any, apply_factor: Any,
 ) -> Any:  # fmt: skip
     """Step two lines that lie far apart; return ΣX² before and after.
@@ -173,7 +185,8 @@ def descend_two(
     """
     before, after = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
-        u0, u1 = update_of(g0[j], r0, col[j]) * scale, update_of(g1[j], r1, col[j]) * scale
+        u0 = update_of(g0[j], pick(row0, j), col[j]) * scale
+        u1 = update_of(g1[j], pick(row1, j), col[j]) * scale
         if averaged:
             u0, u1 = average(m0[j], u0, w1), average(m1[j], u1, w1)
             m0[j], m1[j] = u0, u1
@@ -303,6 +316,22 @@ def repeat(values: Any, first: int, count: int, factor: Any, out: Any) -> None:
         for k in range(size):
             upper[k] = out[k]
         size *= 2
+
+
+def scales_of(row: Any, first: int, count: int, factor: Any, tile: Any) -> Any:
+    """Return the scale of a line × `factor`; where there is a tile, fill it with those of the line's `count` slices."""
+
+
+@overload(scales_of, strict=False, jit_options=OPTIONS)
+def _scales_of(row: Any, first: Any, count: Any, factor: Any, tile: Any) -> Any:
+    if not isinstance(tile, types.Array):
+        return lambda row, first, count, factor, tile: row[first] * factor
+
+    def filled(row: Any, first: Any, count: Any, factor: Any, tile: Any) -> Any:
+        repeat(row, first, count, factor, tile)
+        return tile
+
+    return filled
 
 
 @exactly

@@ -45,6 +45,7 @@ FUNCTIONS: dict[int, Any] = {
     APPLY_ROUNDED: apply.apply_rounded,
     REPAIR_LINES: carry.repair_lines,
 }
+ONE_BY_ONE = {APPLY_TO_LINES: apply.apply_to_lines_one_by_one, APPLY_TO_TILES: apply.apply_to_tiles_one_by_one}
 READS = {  # the types that a part depends on, where not on all: others share its code
     MAKE_FACTORS: "stat", MEASURE_LINES: "x stat", MEASURE_IN_DOUBLE: "x", MOMENTS_OF_LINES: "g stat",
     MOMENTS_OF_TILES: "g stat", MOMENTS_IN_DOUBLE: "g stat", BLEND: "g stat", ENERGY_OF_LINES: "g stat",
@@ -62,8 +63,8 @@ def _part(job: int, phase: int, unit: int, scratch: int) -> None:
 def _named_part(number: int, kind: Kind) -> tuple[str, Callable[[], bytes]]:
     """Return the name of a part, and what compiles it."""
     function = FUNCTIONS[number]
-    if number == APPLY_TO_LINES and kind.x in (np.uint16, np.int16):
-        function = apply.apply_one_by_one
+    if kind.x in (np.uint16, np.int16):
+        function = ONE_BY_ONE.get(number, function)
     name = "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in kind)])
     own = {"this_function": function, "this_kind": kind, "job_at": job_at}
     part = FunctionType(_part.__code__, own, name)
