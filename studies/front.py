@@ -14,8 +14,8 @@ RECORD, PICTURE = ROOT / "studies" / "results" / "epyc-2-cores.json", ROOT / "do
 LABELS = {  # contender: label, where it stands beside its point
     "adamw-fused": ("torch.optim.AdamW, fused", (-8, 0), "right"),
     "torch-loop": ("torch.optim.Adafactor", (-8, 6), "right"),
-    "transformers": ("transformers", (8, 4), "left"),
-    "timm": ("timm", (-9, -4), "right"),
+    "transformers": ("transformers", (8, -7), "left"),
+    "timm": ("timm", (-9, 2), "right"),
     "pytorch-optimizer": ("pytorch_optimizer", (6, -17), "right"),
     "optax": ("optax under jit", (9, -4), "left"),
     "eager": ("adafactor, plain torch", (8, -4), "left"),
@@ -41,7 +41,7 @@ def draw(path: Path) -> None:
 
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlim=(1.5, 2500), ylim=(45, 1200))
+    axes.set(xscale="log", yscale="log", xlim=(1.5, 2500), ylim=(40, 1200))
     for name, (megabytes, milliseconds) in points().items():
         label, offset, side = LABELS[name]
         ours = name in ("eager", "cpu")
