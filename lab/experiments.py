@@ -76,9 +76,9 @@ def suspects() -> list[Job]:
     return jobs + [Job("B", quarter, False, 0, m) for m in (6.0, 3.0)]  # Adam's warm-up
 
 
-def large_batches() -> list[Job]:
+def large_batches(seed: int = 0) -> list[Job]:
     """Four times the batch: less noise in the gradient."""
-    return [Job(*placed(name, SCALES["wide"]), 0, m) for name, m in (("B", 6.0), ("O", 6.0), ("O", 3.0))]
+    return [Job(*placed(name, SCALES["wide"]), seed, m) for name, m in (("B", 6.0), ("O", 6.0), ("O", 3.0))]
 
 
 def everything() -> list[Job]:
@@ -94,6 +94,7 @@ def everything() -> list[Job]:
     jobs += [Job("P", small, False, 0, 3.0), Job("B", small, True, 0, 3.0), p, warmed]
     *third, warmed = headline(small, 2)
     # ×6, P's best in a short run, is not at full length either
-    jobs += [*third, *large_batches(), Job("P", small, False, 1, 3.0), *claimed(mini, 2), warmed, *claimed(mini, 3)]
+    jobs += [*third, *large_batches(), *large_batches(1), *claimed(mini, 2), Job("P", small, False, 1, 3.0), warmed]
+    jobs += [*claimed(mini, 3), *large_batches(2)]
     jobs += [Job("O", quarter, False, 2, 6.0), *sweep(hard, 1), *claimed(mini, 4)]
     return list({job.name: job for job in jobs}.values())
