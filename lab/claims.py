@@ -223,7 +223,8 @@ def table(records: list[Record]) -> Table | None:
         "Differences are of the dev loss, with half their 95 % interval over seeds: negative where the first is better "
         f"(of BLEU: positive). “As well as” holds if the whole interval is below +{SAME_LOSS:g} (BLEU: above "
         f"−{SAME_BLEU:g}), and does not if all of it is beyond. “Better” holds if the whole interval is below 0, and "
-        f"does not if a lead of more than {SAME_LOSS:g} is excluded. Anything else is not decided at this scale, and "
+        f"does not if a lead of more than {SAME_LOSS:g} is excluded. Where a run is evaluated in three ways, one that "
+        "fails is enough. Anything else is not decided at this scale, and "
         "so is what shorter runs decide but the means of longer ones contradict."
     )
     return Table("The claims", note, ["claim of the paper", "verdict", "measured"], rows, 3)
