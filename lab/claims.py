@@ -102,8 +102,9 @@ def against(records: list[Record], first: str, second: str) -> list[tuple[str, s
         both = results.at_best(records, first, scale), results.at_best(records, second, scale)
         parts, verdicts, means, seeds = [], [], [], 0
         for way in WAYS:
-            loss = results.difference(*both, results.noise(records, (scale,), way), way)
-            bleu = results.difference(*both, results.noise(records, (scale,), way, True), way, bleu=True)
+            of = [*both[0], *both[1]]
+            loss = results.difference(*both, results.noise(records, (scale,), way, of=of), way)
+            bleu = results.difference(*both, results.noise(records, (scale,), way, True, of=of), way, bleu=True)
             parts.append(f"{way}: loss {loss}, BLEU {Difference(-bleu.mean, bleu.half, bleu.seeds)}")
             verdicts += [loss.as_good(SAME_LOSS), bleu.as_good(SAME_BLEU)]
             means += [replace(loss, half=0.0).as_good(SAME_LOSS), replace(bleu, half=0.0).as_good(SAME_BLEU)]
@@ -224,7 +225,7 @@ def table(records: list[Record]) -> Table | None:
         f"(of BLEU: positive). “As well as” holds if the whole interval is below +{SAME_LOSS:g} (BLEU: above "
         f"−{SAME_BLEU:g}), and does not if all of it is beyond. “Better” holds if the whole interval is below 0, and "
         f"does not if a lead of more than {SAME_LOSS:g} is excluded. Where a run is evaluated in three ways, one that "
-        "fails is enough. Anything else is not decided at this scale, and "
-        "so is what shorter runs decide but the means of longer ones contradict."
+        "fails is enough. Anything else is not decided at this scale, and so is what shorter runs decide but the means "
+        "of longer ones contradict."
     )
     return Table("The claims", note, ["claim of the paper", "verdict", "measured"], rows, 3)

@@ -10,7 +10,7 @@ import pytest
 from lab import claims, compare, tables
 from lab.clean import Pair
 from lab.evaluate import pack
-from lab.experiments import BEST, COMPARED, placed
+from lab.experiments import BEST, CLAIMED, COMPARED, placed
 from lab.presets import SCALES, Job
 from lab.results import (
     FAILS,
@@ -81,6 +81,20 @@ def test_noise_of_a_sweep_is_that_of_its_step_size() -> None:
     at_three = claims.Mini(records).minus("H-", "A-", "hard", 3.0)
     alone = [r for r in records if r["config"]["multiplier"] == 3.0]
     assert at_three == claims.Mini(alone).minus("H-", "A-", "hard", 3.0)
+
+
+def test_the_rows_that_get_more_seeds_are_those_that_claims_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, runs = set(), claims.Mini.runs
+
+    def noted(self: claims.Mini, name: str, scale: str = "mini", multiplier: float | None = None) -> list[Record]:
+        if scale == "mini" and not name.startswith("Q"):
+            asked.add((name.rstrip("-"), not name.endswith("-")))
+        return runs(self, name, scale, multiplier)
+
+    monkeypatch.setattr(claims.Mini, "runs", noted)
+    record = _record(Job("A", SCALES["mini"], True, 0), 4.5)
+    claims.table([{**record, "rms_update": {"values": [[5, 1.0]]}}])
+    assert asked == {(row, warm) for warm, rows in CLAIMED.items() for row in rows}
 
 
 def test_too_few_seeds_give_no_interval() -> None:
