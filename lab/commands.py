@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,17 +16,19 @@ from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import demo, experiments, results, significance, vocabulary
+from lab import demo, experiments, records, results, significance, vocabulary
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
 from lab.files import LockedError, put_between, write_text
 from lab.model import Shape, Transformer
-from lab.pool import RECORDS, find_record, record_path, run_missing, summary
+from lab.pool import run_missing, summary
 from lab.presets import SCALES, Job, untied
 from lab.progress import Shown, watch
+from lab.records import RECORDS
 from lab.report import MARKS, markdown, render
+from lab.results import Record
 from lab.sharded import Processes
-from lab.train import Options, read_record, run, run_folder
+from lab.train import Options, run, run_folder
 
 
 def show_corpus(arguments: argparse.Namespace) -> int:
@@ -51,7 +52,6 @@ def run_one(arguments: argparse.Namespace) -> int:
         scale = untied(scale, arguments.embedding)
     scale = replace(scale, autocast=arguments.bfloat16)
     job = Job(arguments.row, scale, arguments.warmup, arguments.seed, arguments.multiplier, _corpus_label(corpus))
-    records = arguments.records or cache / "records"
     processes = Processes()
     if arguments.again and processes.leader:
         shutil.rmtree(run_folder(job, cache), ignore_errors=True)
@@ -69,7 +69,7 @@ def run_one(arguments: argparse.Namespace) -> int:
         print(f"{error}; nothing done.")
         return 1
     if processes.leader:
-        write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
+        records.keep(record, arguments.records or cache / "records")
         print(summary(record))
     processes.leave()
     return 0
@@ -106,23 +106,24 @@ def precision_runs(arguments: argparse.Namespace) -> int:
     """Run what is missing of the experiment on bfloat16 weights in this one process, or show what is there."""
     from lab import precision
 
-    records = arguments.records or RECORDS
+    folder = arguments.records or RECORDS
     if arguments.render:
         docs = Path(__file__).parents[1] / "docs"
-        precision.render(_read_all(records / precision.SCALE.name), docs / "precision.md", docs / "precision.png")
+        precision.render(records.read(folder, precision.SCALE.name), docs / "precision.md", docs / "precision.png")
         return 0
     torch.set_num_threads(1)
     corpus, cache = _corpus(arguments), _cache(arguments)
     if corpus.name != "debian":
         print("Without the corpus there is nothing to run.")
         return 2
-    missing = [job for job in precision.jobs() if read_record(record_path(job, records), job) is None]
+    recorded = records.read(folder, precision.SCALE.name)
+    missing = [job for job in precision.jobs() if records.find(job, recorded) is None]
     print(f"{len(precision.jobs())} runs, {len(missing)} of them to be done.", flush=True)
     for job in missing:
         show = Shown(job, cache, bar=True, tensorboard=False)
         with show:
             record = precision.run(job, corpus, Options(cache, on_progress=show))
-        write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
+        records.keep(record, folder)
         print(summary(record), flush=True)
     return 0
 
@@ -135,7 +136,7 @@ def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
     if corpus.name != arguments.corpus:
         print("Without the corpus there is nothing to reproduce; `demo` works with the generated task.")
         return 2
-    failed = run_missing(jobs, arguments.records or RECORDS, _cache(arguments))
+    failed = run_missing(jobs, arguments.records or RECORDS, _cache(arguments), corpus.fingerprint())
     return 1 if failed else 0
 
 
@@ -148,45 +149,45 @@ def write_report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write_page(records: Path, output: Path) -> None:
-    write_text(output, render(_of_the_paper(records)))
+def _write_page(folder: Path, output: Path) -> None:
+    write_text(output, render(_of_the_paper(folder)))
     print(f"The report is in {output}")
 
 
-def _of_the_paper(folder: Path) -> list[dict[str, Any]]:
+def _of_the_paper(folder: Path) -> list[Record]:
     """All records but those of the experiment on rounding, which has its own page."""
-    return [record for record in _read_all(folder) if "rounding" not in record["config"]]
+    return [record for record in records.read(folder) if "rounding" not in record["config"]]
 
 
 def compare_runs(arguments: argparse.Namespace) -> int:
     """Print and draw any set of recorded runs."""
     from lab import compare
 
-    records = _of_the_paper(arguments.records or RECORDS)
-    groups = compare.group(records, arguments.runs, arguments.scale)
+    found = _of_the_paper(arguments.records or RECORDS)
+    groups = compare.group(found, arguments.runs, arguments.scale)
     if not groups:
         print(f"There are no records of {' '.join(arguments.runs)} at {arguments.scale}.")
         return 1
-    found = compare.table(records, groups)
+    table = compare.table(found, groups)
     shown = RichTable(box=None, padding=(0, 1))
-    for head in found.heads:
+    for head in table.heads:
         shown.add_column(head, no_wrap=head == "runs")
-    for row in found.rows:
+    for row in table.rows:
         shown.add_row(*row)
     Console().print(shown)
     runs = [run for group in groups.values() for run in group if run["config"]["seed"] == arguments.seed]
     if arguments.significance:
         for line in significance.differences(runs, _corpus(arguments).test, arguments.way):
             print(line)
-    write_text(arguments.output, compare.draw(records, groups))
+    write_text(arguments.output, compare.draw(found, groups))
     print(f"The curves are in {arguments.output}")
     return 0
 
 
 def keep_significance(arguments: argparse.Namespace) -> int:
     """Compute the paired bootstrap of the headline's runs and keep it for the report."""
-    records = _of_the_paper(arguments.records or RECORDS)
-    significance.keep(significance.compute(records, _corpus(arguments).test))
+    found = _of_the_paper(arguments.records or RECORDS)
+    significance.keep(significance.compute(found, _corpus(arguments).test))
     print(f"Kept in {significance.KEPT}")
     return 0
 
@@ -195,10 +196,6 @@ def watch_runs(arguments: argparse.Namespace) -> int:
     """Show the runs at work."""
     watch(_cache(arguments), arguments.once)
     return 0
-
-
-def _read_all(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
 
 
 def show_demo(arguments: argparse.Namespace) -> int:
@@ -215,9 +212,10 @@ def show_demo(arguments: argparse.Namespace) -> int:
     vocabulary.train(corpus, scale.vocabulary, cache)
     if run_missing(jobs, kept, cache):
         return 1
-    records = [record for job in jobs if (record := find_record(job, kept, cache))]
+    recorded = records.read(kept)
+    found = [record for job in jobs if (record := records.find(job, recorded))]
     print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'ms a step':>11}")
-    for record in records:
+    for record in found:
         title, loss = demo.NAMES[record["config"]["row"]["name"]], results.dev_loss(record, "decayed")
         score, speed = results.test_bleu(record, "decayed"), 1000 * demo.step_seconds(record)
         print(f"{title:<32}{loss:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{speed:>11.0f}")
@@ -228,7 +226,7 @@ def show_demo(arguments: argparse.Namespace) -> int:
         for row, translate_ in say.items():
             print(f"  {row}  {translate_(sentence)}")
     output = Path("runs/demo.html")
-    write_text(output, demo.render(records, say, sentences, corpus.test))
+    write_text(output, demo.render(found, say, sentences, corpus.test))
     print(f"\nCurves, costs and more translations, the worst among them, are in {output}")
     print(f"{time.monotonic() - began:.0f} s in all")
     return 0

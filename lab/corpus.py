@@ -158,9 +158,14 @@ def _read_tsv(path: Path) -> list[Pair]:
     return [Pair(domain, "", english, german) for domain, english, german in rows]
 
 
+def _lines(path: Path) -> list[str]:
+    """The lines of a file, split at line feeds alone: WMT's files have carriage returns and U+2028 inside a line."""
+    lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    return [line.rstrip("\r") for line in lines]
+
+
 def _read_own(part: str, source: Path, target: Path) -> list[Pair]:
-    sources = source.read_text(encoding="utf-8").splitlines()
-    targets = target.read_text(encoding="utf-8").splitlines()
+    sources, targets = (_lines(path) for path in (source, target))
     if len(sources) != len(targets):
         raise ValueError(f"{part}: {source.name} has {len(sources)} lines, {target.name} {len(targets)}")
     return [Pair("own", "", *both) for both in zip(sources, targets, strict=True) if all(both)]

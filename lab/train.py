@@ -187,7 +187,7 @@ class Trainer:
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
         if not progress.diverged:
             self.optimizer.step()
-            progress.rms_updates.append(self._rms_update())
+            progress.rms_updates.append(self._rms_update() if self._is_in_curve() else math.nan)
             if self.job.scale.branch and progress.step in snapshots(self.job.scale.steps):
                 for name, value in self.processes.whole(self.model.state_dict()).items():
                     self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
@@ -209,6 +209,10 @@ class Trainer:
         job, step, last = self.job, self.progress.step, self.job.scale.steps
         rate = job.effective_multiplier * job.settings.scale * schedule(min(step, last), last, job.warmup)
         return rate if step <= last else rate * (1 - (step - last) / (job.scale.branch + 1))
+
+    def _is_in_curve(self) -> bool:
+        """Whether the figure shows this step: reading all parameters' figures after every one would cost a GPU time."""
+        return (self.progress.step - 1) % stretch(self.job.scale.steps) == 0
 
     def _rms_update(self) -> float:
         if not hasattr(self.optimizer, "report"):
@@ -316,12 +320,16 @@ def smooth(losses: list[float]) -> float:
     return sum(last) / len(last) if last else math.nan
 
 
+def stretch(steps: int) -> int:
+    """How many steps a point of a curve stands for."""
+    return max(1, math.ceil(steps / CURVE_POINTS))
+
+
 def thin(values: list[float], every: bool = False) -> list[list[float]]:
     """At most CURVE_POINTS pairs of (step, value): means of stretches or, if `every`, single values."""
-    stretch = max(1, math.ceil(len(values) / CURVE_POINTS))
-    points = []
-    for start in range(0, len(values), stretch):
-        part = [value for value in values[start : start + stretch] if math.isfinite(value)]
+    points, each = [], stretch(len(values))
+    for start in range(0, len(values), each):
+        part = [value for value in values[start : start + each] if math.isfinite(value)]
         if part:
             value = part[0] if every else sum(part) / len(part)
             points.append([start + (1 if every else len(part)), round(value, 4)])

@@ -148,3 +148,12 @@ def test_own_files_are_read_and_checked(tmp_path: Path) -> None:
     paths["dev"][1].write_text("eins\n")
     with pytest.raises(ValueError, match="dev: dev.en has 2 lines, dev.de 1"):
         corpus.load("own", tmp_path, corpus.OwnFiles(paths))
+
+
+def test_own_files_are_split_at_line_feeds_alone(tmp_path: Path) -> None:
+    english, german = tmp_path / "en", tmp_path / "de"
+    english.write_bytes("one\rmore\ntwo\u2028more\x85more\r\n\nfour\n".encode())
+    german.write_bytes(b"eins\nzwei\n\nvier")
+    loaded = corpus.load("own", tmp_path, corpus.OwnFiles({"train": (english, german), "dev": (english, german)}))
+    assert [pair.english for pair in loaded.train] == ["one\rmore", "two\u2028more\x85more", "four"]
+    assert [pair.german for pair in loaded.train] == ["eins", "zwei", "vier"]

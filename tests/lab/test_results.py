@@ -1,8 +1,6 @@
 """Intervals, verdicts, the range of good step sizes, significance."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from lab.clean import Pair
 from lab.evaluate import pack
 from lab.experiments import BEST, CLAIMED, COMPARED, placed
 from lab.presets import SCALES, Job
+from lab.records import RECORDS, read
 from lab.results import (
     FAILS,
     HOLDS,
@@ -226,8 +225,7 @@ def test_paired_bootstrap_tells_a_better_translation_from_an_equal_one() -> None
 
 
 def test_the_best_step_sizes_are_those_of_the_records() -> None:
-    folder = Path(__file__).parents[2] / "lab" / "records" / "quarter"
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    records = read(RECORDS, "quarter")
     for row in ("B", "O", "P"):
         curve = dict(sweep_curve(select(records, "quarter", row=row, warmup=COMPARED[row][1]), "decayed"))
         assert len(curve) >= 2

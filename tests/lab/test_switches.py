@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lab import records
 from lab.__main__ import main
 from lab.batches import Batch, make_batch
 from lab.corpus import Corpus, generated_corpus
@@ -134,7 +135,7 @@ def test_base_runs_end_to_end_from_files_with_every_switch(
     monkeypatch.setitem(SCALES, "base", replace(shrunk, dev=30, steps=20))
     monkeypatch.setattr(sys, "argv", words)
     assert main() == 0
-    (record,) = (json.loads(path.read_text()) for path in (tmp_path / "records" / "base").glob("*.json"))
+    (record,) = records.read(tmp_path / "records", "base")
     assert record["bleu"]["dev"]["sentences"] == 30
     assert record["config"]["row"]["name"] == "O"
     assert record["config"]["scale"]["autocast"]
