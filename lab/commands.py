@@ -16,13 +16,13 @@ from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import demo, experiments, records, results, significance, vocabulary
+from lab import demo, experiments, records, results, significance, vocabulary, wmt
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
 from lab.files import LockedError, put_between, write_text
 from lab.model import Shape, Transformer
 from lab.pool import run_missing, summary
-from lab.presets import SCALES, Job, untied
+from lab.presets import SCALES, Job, Scale, is_papers, untied
 from lab.progress import Shown, watch
 from lab.records import RECORDS
 from lab.report import MARKS, markdown, render
@@ -46,8 +46,10 @@ def show_corpus(arguments: argparse.Namespace) -> int:
 def run_one(arguments: argparse.Namespace) -> int:
     """One run, with a progress bar."""
     torch.set_num_threads(arguments.threads)
-    corpus, cache = _corpus(arguments), _cache(arguments)
     scale = SCALES[arguments.scale]
+    if _refused(arguments, scale, "--device", arguments.device):
+        return 2
+    corpus, cache = _corpus(arguments), _cache(arguments)
     if arguments.embedding:
         scale = untied(scale, arguments.embedding)
     scale = replace(scale, autocast=arguments.bfloat16)
@@ -59,9 +61,9 @@ def run_one(arguments: argparse.Namespace) -> int:
     bar, tensorboard = processes.leader and not arguments.quiet, processes.leader and arguments.tensorboard
     show = Shown(job, cache, bar, tensorboard)
     pause = arguments.checkpoint_seconds
-    pause = pause if pause is not None else 600.0 if scale.name == "base" else 30.0
+    pause = pause if pause is not None else 600.0 if is_papers(scale) else 30.0
     compiler = "inductor" if arguments.compile else None
-    options = Options(cache, pause, arguments.device, show, processes, arguments.accumulate, compiler)
+    options = Options(cache, pause, arguments.device or "cpu", show, processes, arguments.accumulate, compiler)
     try:
         with show:
             record = run(job, corpus, options)
@@ -77,27 +79,32 @@ def run_one(arguments: argparse.Namespace) -> int:
 
 def run_table(arguments: argparse.Namespace) -> int:
     """Run what is missing of Table 2."""
-    return _run_all(arguments, experiments.table_2(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.table_2(scale, arguments.seed))
 
 
 def run_table_3(arguments: argparse.Namespace) -> int:
     """Run what is missing of Table 3."""
-    return _run_all(arguments, experiments.table_3(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.table_3(scale, arguments.seed))
 
 
 def run_figure(arguments: argparse.Namespace) -> int:
     """Run what is missing of Figure 1."""
-    return _run_all(arguments, experiments.figure(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.figure(scale, arguments.seed))
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     """Run what is missing of the stability sweep."""
-    return _run_all(arguments, experiments.sweep(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.sweep(scale, arguments.seed))
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
     """Run all that is missing, then write the report."""
-    status = _run_all(arguments, experiments.everything())
+    corpus = _corpus(arguments)
+    if corpus.name != "debian":
+        print("The reproduction is of Debian's text; `table` takes your own. `demo` works with the generated task.")
+        return 2
+    jobs, folder = experiments.everything(), arguments.records or RECORDS
+    status = 1 if run_missing(jobs, folder, _cache(arguments), corpus.fingerprint()) else 0
     _write_page(arguments.records or RECORDS, Path("runs/report.html"))
     return status
 
@@ -128,29 +135,50 @@ def precision_runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
-    if arguments.corpus == "own":
-        print("A corpus of your own goes with `run ROW`, one row at a time.")
+def _run_all(arguments: argparse.Namespace, jobs_of: Callable[[Scale], list[Job]]) -> int:
+    scale = SCALES[arguments.scale]
+    if _refused(arguments, scale, "--devices", arguments.devices):
         return 2
-    corpus = _corpus(arguments)  # built here once, before two processes ask for it
-    if corpus.name != arguments.corpus:
+    corpus, cache = _corpus(arguments), _cache(arguments)  # built here once, before several processes ask for it
+    if corpus.name == "generated" != arguments.corpus:
         print("Without the corpus there is nothing to reproduce; `demo` works with the generated task.")
         return 2
-    failed = run_missing(jobs, arguments.records or RECORDS, _cache(arguments), corpus.fingerprint())
-    return 1 if failed else 0
+    vocabulary.train(corpus, scale.vocabulary, cache)
+    label = _corpus_label(corpus)
+    jobs = [replace(job, corpus=label) for job in jobs_of(replace(scale, autocast=arguments.bfloat16))]
+    common = [*_corpus_words(arguments), *["--compile"] * arguments.compile]
+    slots = [["--device", device, *common] for device in arguments.devices or ("cpu", "cpu")]
+    folder = arguments.records or (RECORDS if corpus.name == "debian" else cache / "records")
+    return 1 if run_missing(jobs, folder, cache, corpus.fingerprint(), slots) else 0
+
+
+def _refused(arguments: argparse.Namespace, scale: Scale, option: str, device: object) -> bool:
+    """Say why the paper's own setting is not run on another text, or on a CPU that nobody has named."""
+    if not is_papers(scale):
+        return False
+    if not arguments.wmt and not _own_paths(arguments):
+        print(f"`{scale.name}` is the paper's setting: give it WMT 2014 with --wmt FOLDER, or files of your own.")
+        return True
+    if device is None:
+        print(f"`{scale.name}` is for GPUs: name them with {option} (a CPU is taken if you name it).")
+        return True
+    return False
 
 
 def write_report(arguments: argparse.Namespace) -> int:
-    """Write the page of all records and, if asked for, the tables of the document."""
-    _write_page(arguments.records or RECORDS, arguments.output)
+    """Write the page of all records or of a scale's and, if asked for, the tables of the document."""
+    papers = arguments.scale is not None and is_papers(SCALES[arguments.scale])
+    folder = arguments.records or (_cache(arguments) / "records" if papers else RECORDS)
+    _write_page(folder, arguments.output, arguments.scale)
     if arguments.document:
-        put_between(arguments.document, *MARKS, markdown(_of_the_paper(arguments.records or RECORDS)))
+        put_between(arguments.document, *MARKS, markdown(_of_the_paper(folder)))
         print(f"The tables are in {arguments.document}")
     return 0
 
 
-def _write_page(folder: Path, output: Path) -> None:
-    write_text(output, render(_of_the_paper(folder)))
+def _write_page(folder: Path, output: Path, scale: str | None = None) -> None:
+    found = _of_the_paper(folder)
+    write_text(output, render([r for r in found if r["config"]["scale"]["name"].startswith(scale or "")]))
     print(f"The report is in {output}")
 
 
@@ -268,10 +296,24 @@ def _cache(arguments: argparse.Namespace) -> Path:
 
 
 def _corpus(arguments: argparse.Namespace, instead_of_debian: str = "debian") -> Corpus:
+    cache, own = _cache(arguments), OwnFiles(_own_paths(arguments))
+    if arguments.wmt:
+        own = OwnFiles(wmt.unpack(arguments.wmt, cache), "wmt14")
+    name = "own" if own.paths else instead_of_debian if arguments.corpus == "debian" else arguments.corpus
+    return corpora.load_or_generated(name, cache, own)
+
+
+def _own_paths(arguments: argparse.Namespace) -> dict[str, tuple[Path, Path]]:
     paths = {part: (getattr(arguments, f"{part}_source"), getattr(arguments, f"{part}_target")) for part in PARTS}
-    own = {part: pair for part, pair in paths.items() if all(pair)}
-    name = "own" if own else instead_of_debian if arguments.corpus == "debian" else arguments.corpus
-    return corpora.load_or_generated(name, _cache(arguments), OwnFiles(own))
+    return {part: pair for part, pair in paths.items() if all(pair)}
+
+
+def _corpus_words(arguments: argparse.Namespace) -> list[str]:
+    """The options of a command that say which text is its own, for another command."""
+    words = ["--wmt", str(arguments.wmt)] if arguments.wmt else []
+    for part, (source, target) in _own_paths(arguments).items():
+        words += [f"--{part}-source", str(source), f"--{part}-target", str(target)]
+    return words
 
 
 def _corpus_label(corpus: Corpus) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 
 from sacrebleu.metrics.chrf import CHRF
@@ -25,7 +25,7 @@ SHOWN = 9  # held-out sentences, from the worst to the best
 Said = list[tuple[str, dict[str, str]]]  # a sentence, and what each row makes of it
 
 
-def held_out(records: list[Record], pairs: list[Pair]) -> tuple[Said, list[int]]:
+def held_out(records: list[Record], pairs: Sequence[Pair]) -> tuple[Said, list[int]]:
     """Held-out sentences evenly from the worst to the best translated (chrF, the mean of all rows), and their ranks."""
     texts = {r["config"]["row"]["name"]: unpack(r["translations"])["decayed"] for r in records}
     metric = CHRF()
@@ -39,7 +39,9 @@ def held_out(records: list[Record], pairs: list[Pair]) -> tuple[Said, list[int]]
     return said, [rank + 1 for rank in ranks]
 
 
-def render(records: list[Record], say: dict[str, Callable[[str], str]], sentences: list[str], pairs: list[Pair]) -> str:
+def render(
+    records: list[Record], say: dict[str, Callable[[str], str]], sentences: list[str], pairs: Sequence[Pair]
+) -> str:
     """The page."""
     own = [(sentence, {row: translate(sentence) for row, translate in say.items()}) for sentence in sentences]
     said, ranks = held_out(records, pairs)

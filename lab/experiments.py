@@ -35,8 +35,13 @@ def claimed(scale: Scale, seed: int) -> list[Job]:
 
 def table_3(scale: Scale, seed: int = 0) -> list[Job]:
     """Adam (with warm-up) and Adafactor (without) with each embedding scheme, the softmax untied: 6 runs."""
-    scales = [untied(scale, embedding) for embedding in TABLE_3]
-    return [job for s in scales for job in (Job("Adam", s, True, seed), Job("O", s, False, seed))]
+    scales, adam = [untied(scale, embedding) for embedding in TABLE_3], table_3_adam(scale.name)
+    return [job for s in scales for job in (Job(adam, s, True, seed), Job("O", s, False, seed))]
+
+
+def table_3_adam(scale: str) -> str:
+    """The row of Table 3's Adam: at the paper's own scale with the step size of Vaswani et al. (2017)."""
+    return "Adam2017" if scale == "base3" else "Adam"
 
 
 def sweep(scale: Scale, seed: int = 0) -> list[Job]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from lab.presets import Job
 from lab.results import Record
 from lab.train import run_folder
 
-PROCESSES = 2
+SLOTS: tuple[tuple[str, ...], ...] = ((), ())  # for each process that may run at a time, its own options
 
 
 @dataclass
@@ -27,15 +28,22 @@ class Running:
     """A child process at work on a job."""
 
     job: Job
+    slot: int
     process: subprocess.Popen[bytes]
     task: TaskID
     log: Path
 
 
 def run_missing(
-    jobs: list[Job], folder: Path, cache: Path, fingerprint: str | None = None, processes: int = PROCESSES
+    jobs: list[Job],
+    folder: Path,
+    cache: Path,
+    fingerprint: str | None = None,
+    slots: Sequence[Sequence[str]] = SLOTS,
 ) -> list[str]:
     """Run the jobs that have no record yet, of the text with this fingerprint; returns the names of those that failed.
+
+    As many run at a time as there are `slots`, each of which has options of its own, such as the device.
 
     Stopped by Ctrl-C or killed, it continues where it was when started again. While the file that
     `$ADAFACTOR_LAB_PAUSE` names exists, the runs stand still, so that something else can be measured.
@@ -46,7 +54,7 @@ def run_missing(
     failed: list[str] = []
     columns = (TextColumn("{task.description:<26}"), BarColumn(30), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as display:
-        whole = display.add_task("all", total=max(1, len(missing)), note="", visible=len(missing) > processes)
+        whole = display.add_task("all", total=max(1, len(missing)), note="", visible=len(missing) > len(slots))
         running: list[Running] = []
         paused = False
         try:
@@ -55,8 +63,10 @@ def run_missing(
                     paused = not paused
                     for child in running:
                         child.process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
-                while missing and len(running) < processes and not paused:
-                    running.append(_start(missing.pop(0), folder, cache, display))
+                while missing and len(running) < len(slots) and not paused:
+                    slot = next(i for i in range(len(slots)) if all(child.slot != i for child in running))
+                    words = [*command(missing[0], folder, cache), *slots[slot]]
+                    running.append(_start(missing.pop(0), slot, words, cache, display))
                 time.sleep(0.5)
                 for child in list(running):
                     _show(child, cache, display)
@@ -77,12 +87,12 @@ def _pause_wanted() -> bool:
     return bool(path) and Path(str(path)).exists()
 
 
-def _start(job: Job, folder: Path, cache: Path, display: Progress) -> Running:
+def _start(job: Job, slot: int, words: list[str], cache: Path, display: Progress) -> Running:
     log = run_folder(job, cache) / "log.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
-        process = subprocess.Popen(command(job, folder, cache), stdout=stream, stderr=stream)
-    return Running(job, process, display.add_task(job.name, total=job.scale.steps, note="starting"), log)
+        process = subprocess.Popen(words, stdout=stream, stderr=stream)
+    return Running(job, slot, process, display.add_task(job.name, total=job.scale.steps, note="starting"), log)
 
 
 def command(job: Job, folder: Path, cache: Path) -> list[str]:
@@ -90,7 +100,7 @@ def command(job: Job, folder: Path, cache: Path) -> list[str]:
     words = [sys.executable, "-m", "lab", "run", job.row, "--scale", job.scale.name, "--quiet"]
     words += ["--warmup" if job.warmup else "--no-warmup", "--seed", str(job.seed)]
     words += ["--corpus", job.corpus, "--cache", str(cache), "--records", str(folder)]
-    words += ["--multiplier", repr(job.effective_multiplier)]
+    words += ["--multiplier", repr(job.effective_multiplier)] + ["--bfloat16"] * job.scale.autocast
     return words + ([] if job.scale.shape.tied else ["--embedding", job.scale.shape.embedding])
 
 

@@ -21,8 +21,8 @@ COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2", "O+": "c4"}
 
 def render(records: list[Record]) -> str:
     """The page: every section that has records, the verdicts first."""
-    sections = (_claims, _headline, _step_sizes, _suspects, _stability, _figure, _table_2, _table_3, _memory, _samples,
-                _settings)  # fmt: skip
+    sections = (_claims, _papers_own, _headline, _step_sizes, _suspects, _stability, _figure, _table_2, _table_3,
+                _memory, _samples, _settings)  # fmt: skip
     body = "".join(section(records) for section in sections)
     return page(
         "Adafactor: the paper's experiments",
@@ -86,6 +86,10 @@ def _claims(records: list[Record]) -> str:
     for verdict, style in ((HOLDS, "holds"), (FAILS, "fails"), (results.UNDECIDED, "open")):
         text = text.replace(f'<td class="">{verdict}</td>', f'<td><span class="{style}">{verdict}</span></td>')
     return text
+
+
+def _papers_own(records: list[Record]) -> str:
+    return "".join(section(table) for table in tables.papers_own(records))
 
 
 def curve_line(runs: list[Record], label: str, style: str) -> Line:

@@ -51,10 +51,15 @@ def dev_loss(record: Record, way: str = "last") -> float:
     return math.nan if found is None else float(found)
 
 
+def bleu(record: Record, way: str, part: str) -> float:
+    """The BLEU of one way to evaluate on the dev or the test set; NaN where there is none."""
+    found = (record if way == "last" else record.get("ways", {}).get(way, {})).get("bleu", {})
+    return float(found[part]["all"]) if part in found else math.nan
+
+
 def test_bleu(record: Record, way: str = "last") -> float:
     """The test BLEU of one way to evaluate; NaN where there is none."""
-    found = (record if way == "last" else record.get("ways", {}).get(way, {})).get("bleu", {})
-    return float(found["test"]["all"]) if "test" in found else math.nan
+    return bleu(record, way, "test")
 
 
 @dataclass(frozen=True)

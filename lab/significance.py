@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ KEPT = Path(__file__).parent / "significance.json"
 COMPARISONS = (("O", "B"), ("O+", "B"), ("P", "B"), ("O", "P"))
 
 
-def paired(first: Record, second: Record, pairs: list[Pair], way: str) -> list[dict[str, Any]]:
+def paired(first: Record, second: Record, pairs: Sequence[Pair], way: str) -> list[dict[str, Any]]:
     """BLEU of both and the p-value of their difference: of all test sentences, then of each domain."""
     texts = [unpack(record["translations"])[way] for record in (first, second)]
     count = min(map(len, texts))
@@ -38,7 +39,7 @@ def paired(first: Record, second: Record, pairs: list[Pair], way: str) -> list[d
     return found
 
 
-def compute(records: list[Record], pairs: list[Pair]) -> list[dict[str, Any]]:
+def compute(records: list[Record], pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """All comparisons of the headline: each scale, each seed, each way to evaluate."""
     found = []
     for scale, (one, other) in product(("small", "quarter"), COMPARISONS):
@@ -76,7 +77,7 @@ def table(path: Path = KEPT) -> Table | None:
     return Table("Significance, run by run", note, ["runs", "weights", *domains], cells, 2) if cells else None
 
 
-def differences(records: list[Record], pairs: list[Pair], way: str) -> list[str]:
+def differences(records: list[Record], pairs: Sequence[Pair], way: str) -> list[str]:
     """Lines for the terminal: every other run against the first, where both have translations."""
     kept = [record for record in records if "translations" in record]
     lines = []

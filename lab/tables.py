@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lab import results
-from lab.experiments import COMPARED, SWEEP_ROWS, SWEPT
+from lab.experiments import COMPARED, SWEEP_ROWS, SWEPT, table_3_adam
 from lab.presets import SCALES
 from lab.results import Record
 from lab.table import ROWS, TABLE_2, TABLE_3
@@ -214,6 +214,39 @@ def table_3(records: list[Record]) -> Table | None:
     return (
         Table("Table 3 at `mini`", note, [*heads, "BLEU, Adam", "BLEU, Adafactor", "seeds"], rows, 2) if rows else None
     )
+
+
+def papers_own(records: list[Record]) -> list[Table]:
+    """Tables 2 and 3 at the paper's own scale, its cells beside the measured ones."""
+    note = (
+        "BLEU of newstest2013 with beam 4: the last weights / the mean of the last tenth's / after a decay to zero. "
+        "The score is sacreBLEU's, which is not the paper's tokenised one: compare rows, not single values."
+    )
+    rows = []
+    for row in TABLE_2:
+        both = [results.select(records, "base", row=row.name, warmup=warm) for warm in (True, False)]
+        if any(both):
+            pairs = zip((row.warm, row.cold), both, strict=True)
+            rows.append([row.name, row.describe(), *(cell for pair in pairs for cell in _beside(*pair))])
+    heads = ["", "optimizer", "paper, warm-up", "measured", "paper, none", "measured"]
+    made = [Table("Table 2 at the paper's scale", note, heads, rows, 2)] if rows else []
+    rows = []
+    for embedding, paper in TABLE_3.items():
+        both = [results.select(records, "base3", tied=False, embedding=embedding, row=row)
+                for row in (table_3_adam("base3"), "O")]  # fmt: skip
+        if any(both):
+            rows.append([embedding, *(cell for pair in zip(paper, both, strict=True) for cell in _beside(*pair))])
+    heads = ["embedding", "paper, Adam", "measured", "paper, Adafactor", "measured"]
+    return made + ([Table("Table 3 at the paper's scale", note, heads, rows)] if rows else [])
+
+
+def _beside(paper: float, runs: list[Record]) -> list[str]:
+    """The paper's BLEU, and those of the dev set that were measured."""
+    theirs = "diverged" if math.isnan(paper) else f"{paper:.1f}"
+    if not runs or all(run["diverged"] for run in runs):
+        return [theirs, "diverged" if runs else "–"]
+    found = [results.mean(results.bleu(run, way, "dev") for run in runs) for way in WAYS]
+    return [theirs, " / ".join(number(value, 1) for value in found)]
 
 
 def times(records: list[Record]) -> Table | None:

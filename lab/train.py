@@ -25,7 +25,7 @@ from lab.machine import commit, keep_freed_memory, versions
 from lab.model import Transformer
 from lab.presets import Job
 from lab.sharded import Processes
-from lab.table import make_optimizer, schedule, state_bytes
+from lab.table import PAPER_STEPS, make_optimizer, schedule, schedule_2017, state_bytes
 
 WATCHED = "decoder.0.feed_forward.widen.weight"  # the matrix whose RMS(U) is recorded (Figure 1)
 CURVE_POINTS = 100
@@ -114,7 +114,8 @@ class Trainer:
         self.job, self.corpus, self.options = job, corpus, options
         self.folder = run_folder(job, options.cache)
         self.vocabulary = vocabulary.train(corpus, job.scale.vocabulary, options.cache)
-        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens, job.scale.longest)
+        encoded = options.cache / "encoded" / f"{corpus.name}-{corpus.fingerprint()}-{job.scale.vocabulary}"
+        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens, job.scale.longest, encoded)
         torch.manual_seed(job.seed)
         self.device = torch.device(options.device)
         self.model = Transformer(job.scale.shape, len(self.vocabulary)).to(self.device)
@@ -182,6 +183,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad()
+        self.processes.seed(self.job.seed, progress.step)
         progress.losses += self.processes.mean(self._backward(batch))
         progress.tokens += batch.tokens
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
@@ -207,7 +209,12 @@ class Trainer:
     def _rate(self) -> float:
         """The step size of the step that is counted already; after the last step it falls to zero in a line."""
         job, step, last = self.job, self.progress.step, self.job.scale.steps
-        rate = job.effective_multiplier * job.settings.scale * schedule(min(step, last), last, job.warmup)
+        now = min(step, last)
+        if job.settings.step == "2017":
+            shape = schedule_2017(now, job.scale.shape.width)
+        else:
+            shape = schedule(now, last if job.scale.compressed else PAPER_STEPS, job.warmup)
+        rate = job.effective_multiplier * job.settings.scale * shape
         return rate if step <= last else rate * (1 - (step - last) / (job.scale.branch + 1))
 
     def _is_in_curve(self) -> bool:
