@@ -136,7 +136,7 @@ def test_the_generated_task_is_right_and_repeatable() -> None:
     assert generated.german_number(1001) == "ein tausend eins"
     assert generated.pairs(50, seed=1) == generated.pairs(50, seed=1)
     loaded = corpus.generated_corpus()
-    assert not {p.english for p in loaded.train} & {p.english for p in loaded.dev + loaded.test}
+    assert not {p.english for p in loaded.train} & {p.english for p in [*loaded.dev, *loaded.test]}
 
 
 def test_own_files_are_read_and_checked(tmp_path: Path) -> None:
