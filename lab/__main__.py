@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
     page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
-    page.add_argument("--document", type=Path, help="also put the tables into this Markdown file, between its marks")
+    page.add_argument("--documents", action="store_true", help="also put the tables into docs/, between their marks")
 
     several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
     several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")
@@ -84,8 +84,6 @@ def parser() -> argparse.ArgumentParser:
         "--significance", action="store_true", help="paired bootstrap against the first (needs the text)"
     )
     several.add_argument("--output", type=Path, default=Path("runs/compare.html"))
-    _command(add("significance", help="paired bootstrap of the headline's runs, kept for the report"),
-             commands.keep_significance)  # fmt: skip
     live = _command(add("watch", help="the runs at work, live"), commands.watch_runs)
     live.add_argument("--once", action="store_true", help="print them once")
 

@@ -25,7 +25,7 @@ from lab.pool import run_missing, summary
 from lab.presets import SCALES, Job, Scale, is_papers, untied
 from lab.progress import Shown, watch
 from lab.records import RECORDS
-from lab.report import MARKS, markdown, render
+from lab.report import MARKS, documents, render
 from lab.results import Record
 from lab.sharded import Processes
 from lab.train import Options, run, run_folder
@@ -170,9 +170,10 @@ def write_report(arguments: argparse.Namespace) -> int:
     papers = arguments.scale is not None and is_papers(SCALES[arguments.scale])
     folder = arguments.records or (_cache(arguments) / "records" if papers else RECORDS)
     _write_page(folder, arguments.output, arguments.scale)
-    if arguments.document:
-        put_between(arguments.document, *MARKS, markdown(_of_the_paper(folder)))
-        print(f"The tables are in {arguments.document}")
+    if arguments.documents:
+        for document, text in documents(_of_the_paper(folder)).items():
+            put_between(document, *MARKS, text)
+            print(f"The tables are in {document}")
     return 0
 
 
@@ -209,14 +210,6 @@ def compare_runs(arguments: argparse.Namespace) -> int:
             print(line)
     write_text(arguments.output, compare.draw(found, groups))
     print(f"The curves are in {arguments.output}")
-    return 0
-
-
-def keep_significance(arguments: argparse.Namespace) -> int:
-    """Compute the paired bootstrap of the headline's runs and keep it for the report."""
-    found = _of_the_paper(arguments.records or RECORDS)
-    significance.keep(significance.compute(found, _corpus(arguments).test))
-    print(f"Kept in {significance.KEPT}")
     return 0
 
 

@@ -77,8 +77,41 @@ def headline(records: list[Record], scale: str) -> Table | None:
     )
     if any("ways" not in r for r in results.select(records, scale)):
         note += " Runs without the other two evaluations are older; their dev loss is of 300 sentences, not of 1,000."
-    name = "`small`" if scale == "small" else "a quarter of `small`'s length"
+    name = "a quarter of `small`'s length" if scale == "quarter" else f"`{scale}`"
     return Table(f"Adam and Adafactor at {name}", note, [*heads, "bytes of state"], rows, 2) if rows else None
+
+
+DIFFERENCES = (
+    ("long", "O", False, 2.5, "B", True, 5.0),
+    ("small", "O", False, 3.0, "B", True, 6.0),
+    ("small", "O", False, 3.0, "B", True, 3.0),
+    ("small", "O", False, 3.0, "O", True, 3.0),
+    ("small", "O", True, 3.0, "N", True, 3.0),
+    ("quarter", "O", False, 6.0, "O", True, 6.0),
+    ("mini", "O", False, 3.0, "B", True, 3.0),
+)
+
+
+def over_the_run(records: list[Record]) -> Table | None:
+    """How the difference in training loss between two rows goes through a run, tenth by tenth."""
+    rows = []
+    for scale, *settings in DIFFERENCES:
+        first, second = ({r["config"]["seed"]: r for r in results.select(records, scale, row=row, warmup=warm,
+                                                                      multiplier=multiplier)}
+                         for row, warm, multiplier in (settings[:3], settings[3:]))  # fmt: skip
+        gaps = [results.tenths(first[seed], second[seed]) for seed in first if seed in second]
+        if gaps:
+            names = [
+                f"{row}{'' if warm else ' without warm-up'} ×{m:g}" for row, warm, m in (settings[:3], settings[3:])
+            ]
+            means = [f"{results.mean(tenth):+.2f}".replace("-", "−") for tenth in zip(*gaps, strict=True)]
+            rows.append([f"`{scale}`: {names[0]} − {names[1]}", str(len(gaps)), *means])
+    note = (
+        "One seed is the same batches for all rows, so training losses can be subtracted step by step. Means over "
+        "tenths of the run and over the seeds that both rows have."
+    )
+    heads = ["difference", "seeds", *(f"{tenth}." for tenth in range(1, 11))]
+    return Table("The difference in training loss over the run", note, heads, rows) if rows else None
 
 
 def step_sizes(records: list[Record]) -> Table | None:
@@ -252,7 +285,7 @@ def _beside(paper: float, runs: list[Record]) -> list[str]:
 def times(records: list[Record]) -> Table | None:
     """What each experiment took."""
     rows = []
-    for scale in ("small", "quarter", "wide", "mini", "hard"):
+    for scale in ("long", "small", "quarter", "wide", "mini", "hard", "pattern"):
         runs = [r for r in records if r["config"]["scale"]["name"] == scale]
         if runs:
             wall = sum(r["train_seconds"] + r["evaluate_seconds"] for r in runs)

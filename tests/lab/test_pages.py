@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab import demo
+from lab import demo, records
 from lab.charts import Chart, Line, frame, ticks
 from lab.clean import Pair
 from lab.corpus import Corpus, help_texts
@@ -16,7 +16,8 @@ from lab.evaluate import pack
 from lab.files import put_between
 from lab.presets import SCALES, Job
 from lab.progress import STALE, at_work, spark, table
-from lab.report import MARKS, marked
+from lab.records import RECORDS
+from lab.report import MARKS, documents, marked
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,9 +86,12 @@ def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
         put_between(path, *MARKS, "new")
 
 
-def test_the_document_has_a_place_for_the_tables() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    assert text.count(MARKS[0]) == text.count(MARKS[1]) == 1
+def test_the_documents_show_the_committed_records() -> None:
+    found = [record for record in records.read(RECORDS) if "rounding" not in record["config"]]
+    for document, text in documents(found).items():
+        page = document.read_text(encoding="utf-8")
+        assert page.count(MARKS[0]) == page.count(MARKS[1]) == 1
+        assert f"{MARKS[0]}\n{text}\n{MARKS[1]}" in page, f"python -m lab report --documents writes {document.name}"
 
 
 def test_runs_at_work_are_those_that_said_something_and_have_no_record(tmp_path: Path) -> None:
