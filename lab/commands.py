@@ -235,11 +235,12 @@ def show_demo(arguments: argparse.Namespace) -> int:
         return 1
     recorded = records.read(kept)
     found = [record for job in jobs if (record := records.find(job, recorded))]
-    print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'ms a step':>11}")
+    print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>13}{'optimizer bytes':>17}{'ms a step':>11}")
     for record in found:
         title, loss = demo.NAMES[record["config"]["row"]["name"]], results.dev_loss(record, "decayed")
-        score, speed = results.test_bleu(record, "decayed"), 1000 * demo.step_seconds(record)
-        print(f"{title:<32}{loss:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{speed:>11.0f}")
+        score, speed = demo.score(record), 1000 * demo.step_seconds(record)
+        print(f"{title:<32}{loss:>9.3f}{score:>13}{record['state_bytes']:>17,}{speed:>11.0f}")
+    print(f"\n{demo.verdict(found)}")
     say = {job.row: _translator(run_folder(job, cache), corpus, cache) for job in jobs}
     sentences = list(demo.SENTENCES) if corpus.name == "help" else [pair.english for pair in corpus.test[:3]]
     for sentence in sentences:

@@ -50,7 +50,7 @@ SCALES = {
         Scale("tiny", Shape(1, 32, 2, 64, dropout=0.0), 400, 400, 60, 3.0, 3.0, dev=20, test=20),
         Scale("offline", Shape(2, 64, 4, 256, dropout=0.0), 400, 800, 500, 3.0, 3.0, dev=0, test=200, branch=50),
         # Of the help pages' short sentences: two minutes of one core give German that can be read.
-        Scale("demo", Shape(2, 128, 4, 512, dropout=0.0), 2000, 512, 1300, 4.0, 3.0, dev=0, test=300, branch=130),
+        Scale("demo", Shape(2, 128, 4, 512, dropout=0.0), 2000, 512, 1300, 3.0, 3.0, dev=0, test=300, branch=130),
         Scale("mini", Shape(2, 128, 4, 512, dropout=0.0), 2000, 512, 1200, 3.0, 3.0, dev=200, test=500),
         HARD,
         SMALL,

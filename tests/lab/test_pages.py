@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _record(row: str, texts: list[str], size: int) -> dict[str, Any]:
-    way = {"dev_loss": 3.0, "bleu": {"test": {"all": 20.0}}}
+    way = {"dev_loss": 3.0, "bleu": {"test": {"all": 20.0 if row == "B" else 22.0, "interval": 1.2}}}
     return {
         "name": row, "config": Job(row, SCALES["demo"], row == "B").config(), "diverged": False, **way,
         "ways": {"mean": way, "decayed": way}, "curve": [[i, 8.0 / i] for i in range(1, 60)], "state_bytes": size,
@@ -39,6 +39,8 @@ def test_the_demo_shows_curves_costs_and_the_worst_translation() -> None:
     page = demo.render(records, {"B": str.upper, "O": str.lower}, ["Hello"], pairs)
     assert page.count("<figure>") == 2
     assert "HELLO" in page and "hello" in page
+    assert "20.0 ± 1.2 BLEU" in page
+    assert "With 2.0 BLEU between them, ± 1.7, the two are further apart than noise" in page
     assert "&lt;nothing alike&gt;" in page
     assert 'style="width:45.00%"' in page and 'style="width:0.90%"' in page  # bytes of state as bars
     said, ranks = demo.held_out(records, pairs)
