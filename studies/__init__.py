@@ -10,5 +10,5 @@
 | `weight_growth` | docs/reproduction.md, how large the weights have become | `python -m studies.weight_growth RUN …` |
 | `front` | the picture in README.md | `python -m studies.front` |
 
-`results/epyc-2-cores.json` is what `adafactor bench` measured for docs/performance.md.
+`results/epyc-2-cores.json` is what `adafactor bench` measured for docs/performance-tables.md.
 """
