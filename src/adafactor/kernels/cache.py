@@ -137,9 +137,7 @@ def warned() -> set[str]:
 
 
 @contextmanager
-def turn(
-    folders: Sequence[Path], name: str, wait: Callable[[], None], patience: float
-) -> Iterator[Callable[[], None]]:
+def turn(folders: Sequence[Path], name: str, wait: Callable[[], None], patience: float) -> Iterator[Callable[[], None]]:
     """Let no other process do the same meanwhile, where there is a folder for a lock; call `wait` while another does.
 
     The system takes the lock from a process that has ended, however it did. One that was stopped keeps it: waiting ends
@@ -153,7 +151,9 @@ def turn(
             if (touched := os.fstat(file.fileno()).st_mtime_ns) != last:
                 last, end = touched, time.monotonic() + patience
             if time.monotonic() > end:
-                warn(f"another process holds {file.name} and has done nothing for {patience:g} s: this one goes on alone")
+                warn(
+                    f"another process holds {file.name} and has done nothing for {patience:g} s; this one goes on alone"
+                )
                 break
             time.sleep(0.05)
         yield lambda: _touch(file)

@@ -3,8 +3,8 @@
 A file holds one compiled function. Its name says all that it depends on: our sources, the versions of Numba and LLVM,
 and the processor. Its first bytes are a checksum of the rest, and it appears under its name only when it is complete,
 so neither a process that is killed nor a full disk leaves anything that could be mistaken for code. A checksum is no
-signature: that nobody else has written a file is up to `cache`. Processes that miss the same files take turns: the first
-compiles, the others wait, and load.
+signature: `cache` makes sure that nobody else has written a file. Processes that miss the same files take turns: the
+first compiles, the others wait, and load.
 """
 
 from __future__ import annotations
