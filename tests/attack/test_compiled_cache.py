@@ -257,7 +257,7 @@ def test_what_is_kept_can_be_written_to_by_nobody_else_whatever_the_umask(
     before = os.umask(0)
     try:
         folder = machine_code.write("planted", b"code")
-        with turn(machine_code.folders(), "a lock", lambda: None, patience=0):
+        with turn(machine_code.folders(), "a lock", "", patience=0):
             pass
     finally:
         os.umask(before)

@@ -178,7 +178,7 @@ def test_processes_that_start_at_once_compile_once_between_them(tmp_path: Path) 
     assert [result["answer"] for result in results] == [42] * 3
     assert sum(result["compiled"] for result in results) == 1
     said = "".join(result["said"] for result in results)
-    assert said.count("once on this machine") == 1 and "waiting for another process" in said
+    assert said.count("1 of 1 (answer)") == 1 and "waiting for another process" in said
 
 
 def test_one_killed_while_it_compiles_is_waited_for_no_longer_and_leaves_nothing_broken(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from adafactor.kernels.progress import progress
 from adafactor.warn import warn
 
 
@@ -137,35 +138,36 @@ def warned() -> set[str]:
 
 
 @contextmanager
-def turn(folders: Sequence[Path], name: str, wait: Callable[[], None], patience: float) -> Iterator[Callable[[], None]]:
-    """Let no other process do the same meanwhile, where there is a folder for a lock; call `wait` while another does.
+def turn(
+    folders: Sequence[Path], name: str, what: str, patience: float, after: float = 0.0
+) -> Iterator[Callable[[str], None]]:
+    """Let no other process do the same meanwhile, where there is a folder for a lock; show how far it is.
 
-    The system takes the lock from a process that has ended, however it did. One that was stopped keeps it: waiting ends
-    when so many seconds have passed in which the other has not called what this gives, to say that it is getting on.
+    The system takes the lock from a process that has ended, however it did; one that was stopped keeps it. So whoever
+    has the lock touches it when something new begins, and the others wait no longer than so many seconds for that.
     """
-    file = _lock_file(folders, name)
+    file, last, end = _lock_file(folders, name), -1, 0.0
     try:
-        last, end = -1, 0.0
-        while file is not None and not _locked(file):
-            wait()
-            if (touched := os.fstat(file.fileno()).st_mtime_ns) != last:
-                last, end = touched, time.monotonic() + patience
-            if time.monotonic() > end:
-                warn(
-                    f"another process holds {file.name} and has done nothing for {patience:g} s; this one goes on alone"
-                )
-                break
-            time.sleep(0.05)
-        yield lambda: _touch(file)
+        with progress(what, after) as tell:
+            while file is not None and not _locked(file):
+                tell("waiting for another process")
+                if (touched := os.fstat(file.fileno()).st_mtime_ns) != last:
+                    last, end = touched, time.monotonic() + patience
+                if time.monotonic() > end:
+                    warn(f"another process holds {file.name}, idle for {patience:g} s; this one goes on alone")
+                    break
+                time.sleep(0.05)
+
+            def begin(text: str) -> None:
+                with suppress(OSError):
+                    if file is not None:
+                        os.utime(file.name)
+                tell(text)
+
+            yield begin
     finally:
         if file is not None:
             file.close()
-
-
-def _touch(file: BinaryIO | None) -> None:
-    with suppress(OSError):
-        if file is not None:
-            os.utime(file.name)
 
 
 def _lock_file(folders: Sequence[Path], name: str) -> BinaryIO | None:

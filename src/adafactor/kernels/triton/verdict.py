@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import platform
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -56,18 +52,10 @@ def answer(device: torch.device, sort: Sort) -> str | None:
     kept = read(card)
     if str(sort) in kept:
         return kept[str(sort)]
-    folders, lock = [cache.users_folder()], f"{_name(card)}.lock"
-    with (
-        progress("adafactor: trying the kernels on this card, once per card and version", 1.0) as tell,
-        cache.turn(folders, lock, lambda: tell("waiting for another process"), PATIENCE) as touch,
-    ):
-
-        def begin(case: str) -> None:
-            touch()
-            tell(case)
-
+    what = "adafactor: trying the kernels on this card, once per card and version"
+    with cache.turn([cache.users_folder()], f"{_name(card)}.lock", what, PATIENCE, after=1.0) as tell:
         kept = read(card)  # another process may have tried it meanwhile
-        return kept[str(sort)] if str(sort) in kept else keep(card, sort, trial.examine(device, sort, tell=begin))
+        return kept[str(sort)] if str(sort) in kept else keep(card, sort, trial.examine(device, sort, tell=tell))
 
 
 def keep(card: dict[str, str], sort: Sort, found: Sequence[Finding]) -> str | None:
@@ -137,26 +125,3 @@ def _name(card: dict[str, str]) -> str:
 def _driver() -> str:
     version = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(version()) if version is not None else ""
-
-
-@contextmanager
-def progress(what: str, after: float = math.inf) -> Iterator[Callable[[str], None]]:
-    """Give what takes a text about what comes next: shown on stderr in one line, where that is a terminal.
-
-    Elsewhere `what` alone is said, once, if it takes longer than so many seconds.
-    """
-    start, shown, terminal = time.monotonic(), 0, sys.stderr.isatty()
-
-    def tell(text: str) -> None:
-        nonlocal shown
-        if terminal:
-            line = f"{what}: {text}"[:118]
-            print(f"\r{line:<{shown}}", end="", file=sys.stderr, flush=True)
-            shown = max(shown, len(line))
-        elif not shown and time.monotonic() - start > after:
-            print(f"{what} ...", file=sys.stderr, flush=True)
-            shown = 1
-
-    yield tell
-    if terminal and shown:
-        print(f"\r{'':<{shown}}\r", end="", file=sys.stderr, flush=True)

@@ -9,7 +9,6 @@ first compiles, the others wait, and load.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ import numba
 
 from adafactor import equations
 from adafactor.kernels import cache, walk_order
+from adafactor.kernels.progress import say
 
 config: Any = numba.config
 Compile = Callable[[], bytes]
@@ -112,63 +112,21 @@ def addresses(wanted: Mapping[str, Compile], what: str) -> list[int]:
                 _load(name, code)
         missing = {name: wanted[name] for name in wanted if name not in _addresses}
         if missing:
-            _compile(missing, Progress(what, len(missing)))
+            _compile(missing, what)
         return [_addresses[name] for name in wanted]
 
 
-def _compile(missing: Mapping[str, Compile], progress: Progress) -> None:
+def _compile(missing: Mapping[str, Compile], what: str) -> None:
     """Compile, keep and load functions; what another process has compiled meanwhile is only loaded."""
-    with cache.turn(folders(), f"{key()}.lock", progress.wait, PATIENCE) as touch:
-        for name, compile in missing.items():
-            touch()
-            code = read(name) if progress.waited else None
+    begin, where = time.perf_counter(), ""
+    with cache.turn(folders(), f"{key()}.lock", f"adafactor: compiling {what}, once on this machine", PATIENCE) as tell:
+        for number, (name, compile) in enumerate(missing.items(), 1):
+            code = read(name)
             if code is None:
-                progress.begin(name)
+                tell(f"{number} of {len(missing)} ({name})")
                 code = compile()
-                progress.folder = write(name, code)
+                folder = write(name, code)
+                where = f"kept in {folder}" if folder else "in memory only"
             _load(name, code)
-    progress.end()
-
-
-class Progress:
-    """Says on stderr what is being compiled, how far it is, and how long it took: a line that changes on a terminal."""
-
-    def __init__(self, what: str, total: int):
-        """Say nothing yet."""
-        self.what, self.total, self.done, self.waited = what, total, 0, False
-        self.started, self.width = time.perf_counter(), 0
-        self.folder: Path | None = None  # in which the last one was kept
-
-    def wait(self) -> None:
-        """Say once that another process compiles."""
-        if not self.waited:
-            self._say(f"waiting for another process, which compiles {self.what}")
-        self.waited = True
-
-    def begin(self, name: str) -> None:
-        """Say what comes next; where the line cannot change, only at the beginning."""
-        self.done += 1
-        if self.done == 1 or self._terminal():
-            self._say(f"compiling {self.what}, once on this machine: {self.done} of {self.total} ({name})")
-
-    def end(self) -> None:
-        """Say how long it took, if anything was compiled."""
-        if self.done:
-            where = "in memory only" if self.folder is None else f"kept in {self.folder}"
-            seconds = time.perf_counter() - self.started
-            self._say(f"compiled {self.what} in {seconds:.1f} s, {where}", last=True)
-        elif self.waited and self._terminal():
-            print(file=sys.stderr, flush=True)
-
-    def _terminal(self) -> bool:
-        return sys.stderr is not None and sys.stderr.isatty()
-
-    def _say(self, text: str, last: bool = False) -> None:
-        if sys.stderr is None:  # a program without a console
-            return
-        line = f"adafactor: {text}" if last else f"adafactor: {text} ..."
-        if self._terminal():
-            print(f"\r{line:{self.width}}", end="\n" if last else "", file=sys.stderr, flush=True)
-            self.width = len(line)
-        else:
-            print(line, file=sys.stderr, flush=True)
+    if where:
+        say(f"adafactor: compiled {what} in {time.perf_counter() - begin:.1f} s, {where}")
