@@ -23,7 +23,7 @@ from tests.kernels import needs
 
 needs.triton()
 from adafactor.kernels.triton import trial, verdict  # noqa: E402
-from adafactor.kernels.triton.trial import FP64, Sort  # noqa: E402
+from adafactor.kernels.triton.trial import BF16, FP64, Sort  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -199,7 +199,9 @@ def test_a_card_is_tried_alone_where_another_process_does_not_get_on(
         assert verdict.reason(CPU, Sort()) is None, "an answer that is there needs no lock"
         with pytest.warns(RuntimeWarning, match="goes on alone"):
             assert verdict.reason(CPU, Sort(FP64, FP64)) is None
-    assert len(tried) == 2
+        monkeypatch.setattr(verdict, "PATIENCE", 1000.0)
+        assert verdict.reason(CPU, Sort(BF16, BF16)) is None, "it is not waited for again"
+    assert len(tried) == 3
 
 
 def test_no_trial_is_held_while_a_graph_is_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

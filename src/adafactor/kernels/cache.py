@@ -153,8 +153,9 @@ def turn(
                 tell("waiting for another process")
                 if (touched := os.fstat(file.fileno()).st_mtime_ns) != last:
                     last, end = touched, time.monotonic() + patience
-                if time.monotonic() > end:
-                    warn(f"another process holds {file.name}, idle for {patience:g} s; this one goes on alone")
+                idle = f"another process holds {file.name} and does nothing; this one goes on alone"
+                if time.monotonic() > end or idle in warned():
+                    warn_once(idle, f"it was waited for {patience:g} s")
                     break
                 time.sleep(0.05)
 
