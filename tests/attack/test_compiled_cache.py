@@ -150,54 +150,27 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: OTHER)
 
 
-def can_be_written_to(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.chmod(0o666)
+def link(path: Path, target: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """Move a file or folder to `target`, and put a link in its place: somebody else's, if that can be had."""
+    path.symlink_to(path.rename(target))
+    if monkeypatch is not None:
+        give_away(path, monkeypatch)
 
 
-def is_anothers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_away(file, monkeypatch)
+SPOILERS: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
+    "others can write to the file": lambda file, patch: file.chmod(0o666),
+    "others can write to the folder": lambda file, patch: file.parent.chmod(0o1777),
+    "others can exchange the folder": lambda file, patch: file.parents[1].chmod(0o777),
+    "another's file": give_away,
+    "another's folder": lambda file, patch: give_away(file.parent, patch),
+    "another's folder above": lambda file, patch: give_away(file.parents[1], patch),
+    "a link in place of the file": lambda file, patch: link(file, file.parent / "own"),
+    "another's link to a folder of the user's": lambda file, patch: link(file.parent, file.parents[1] / "own", patch),
+    "another's link above": lambda file, patch: link(file.parents[1], file.parents[2] / "own", patch),
+}
 
 
-def is_a_link(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.symlink_to(file.rename(file.parent / "elsewhere"))
-
-
-def lies_in_a_folder_for_all(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.parent.chmod(0o1777)
-
-
-def lies_in_a_folder_of_anothers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_away(file.parent, monkeypatch)
-
-
-def lies_below_a_folder_for_all(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.parent.parent.chmod(0o777)
-
-
-def lies_below_a_folder_of_anothers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_away(file.parent.parent, monkeypatch)
-
-
-def lies_behind_a_link(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a folder for all."""
-    other = file.parent.rename(file.parents[2] / "other")
-    other.chmod(0o777)
-    file.parent.symlink_to(other)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        can_be_written_to,
-        is_anothers,
-        is_a_link,
-        lies_in_a_folder_for_all,
-        lies_in_a_folder_of_anothers,
-        lies_below_a_folder_for_all,
-        lies_below_a_folder_of_anothers,
-        lies_behind_a_link,
-    ],
-)
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
 def test_code_that_somebody_else_could_have_put_there_is_not_read(
     spoil: Callable[[Path, pytest.MonkeyPatch], None],
     machine_code: Any,
@@ -216,7 +189,7 @@ def test_code_that_somebody_else_could_have_put_there_is_not_read(
     [
         lambda folder: folder.parent.chmod(0o1777),
         lambda folder: folder.chmod(0o775),
-        lambda folder: folder.symlink_to(folder.rename(folder.parent / "own")),
+        lambda folder: link(folder, folder.parent / "own"),
     ],
     ids=["below a folder like /tmp", "of a group that is the user's own", "behind a link to a good folder"],
 )
@@ -243,6 +216,20 @@ def test_a_group_with_other_members_is_somebody_else(
     several = grp.struct_group((own.gr_name, "x", own.gr_gid, ["mallory"]))
     monkeypatch.setattr(grp, "getgrgid", lambda gid: several)
     assert machine_code.read("planted") is None
+
+
+def test_a_link_of_the_users_to_a_folder_that_others_can_write_to_is_not_followed(
+    machine_code: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine_code.config, "CACHE_DIR", str(tmp_path / "numba"))
+    folder = plant(machine_code, tmp_path / "numba" / "adafactor").parent
+    link(folder, tmp_path / "own")
+    assert machine_code.read("planted") == b"code"
+    (tmp_path / "own").chmod(0o777)
+    assert machine_code.read("planted") is None
+    folder.unlink()
+    folder.symlink_to(folder)
+    assert machine_code.read("planted") is None, "a link in a circle"
 
 
 @pytest.mark.parametrize("setting", ["", "NUMBA_CACHE_DIR"])

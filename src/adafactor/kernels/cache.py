@@ -40,13 +40,23 @@ def trusted(folder: Path, make: bool = False) -> Path:
     if not folder.is_absolute():
         raise PermissionError(errno.EPERM, "it is not an absolute path")
     mode = 0o700 if folder == users_folder() else 0o755  # elsewhere code may be compiled for all users of an image
-    folder = Path(os.path.realpath(folder))
-    for place in (*reversed(folder.parents), folder):
-        if make and not place.exists():
-            with suppress(FileExistsError):  # another process has been faster
-                place.mkdir(mode)
-        _check(place.lstat(), place, sticky=place != folder)
+    try:
+        folder = _walk(folder, mode if make else None)
+    except RecursionError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    _check(folder.lstat(), folder)
     return folder
+
+
+def _walk(place: Path, mode: int | None) -> Path:
+    """Resolve links one by one, so that each of them and each folder on the way is checked; make what is missing."""
+    if place != place.parent:
+        place = _walk(place.parent, mode) / place.name
+    if mode is not None and not os.path.lexists(place):
+        with suppress(FileExistsError):  # another process has been faster
+            place.mkdir(mode)
+    _check(place.lstat(), place, sticky=True)
+    return _walk(place.parent / os.readlink(place), mode) if place.is_symlink() else place
 
 
 def _check(status: os.stat_result, place: Path, sticky: bool = False) -> None:
@@ -56,7 +66,8 @@ def _check(status: os.stat_result, place: Path, sticky: bool = False) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise PermissionError(errno.EPERM, f"{place} belongs to another user")
     by_group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
-    if (by_group or status.st_mode & stat.S_IWOTH) and not (sticky and status.st_mode & stat.S_ISVTX):
+    is_safe = stat.S_ISLNK(status.st_mode) or (sticky and status.st_mode & stat.S_ISVTX)
+    if (by_group or status.st_mode & stat.S_IWOTH) and not is_safe:
         raise PermissionError(errno.EPERM, f"others can write to {place}")
 
 
