@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from statistics import median
 
@@ -47,6 +49,28 @@ def test_every_code_block_runs(code: str) -> None:
 def test_every_link_between_documents_leads_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> None:
+    text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
+    names = sorted(set(re.findall(r"`[^`\n]*?\b(adafactor(?:\.[A-Za-z_]\w*)+)", text)))
+    assert "adafactor.trainers.FromModel" in names
+    done = subprocess.run([sys.executable, "-c", f"import adafactor\n{'; '.join(names)}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_line_installs_this_package_by_name_as_no_index_has_it() -> None:
+    files = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", *(ROOT / "examples").iterdir(), *(ROOT / "src").rglob("*.py")]
+    lines = [line for path in files if path.is_file() for line in path.read_text().splitlines()]
+    named = [line for line in lines if re.search(r"pip install [^&]*(?<!/)\badafactor\b", line)]
+    assert sum("pip install" in line for line in lines) > 10 and not named, named
+
+
+def test_the_hints_of_the_package_install_what_its_extras_do() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"pip install \"?([\w.>=]+)", text))
+    extras = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    assert {"matplotlib", "numba>=0.57", "rich>=14.1"} <= named <= set(re.findall(r'"([^"]+)"', extras))
 
 
 def test_the_readme_is_short() -> None:
