@@ -55,7 +55,8 @@ def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> N
     text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
     names = sorted(set(re.findall(r"`[^`\n]*?\b(adafactor(?:\.[A-Za-z_]\w*)+)", text)))
     assert "adafactor.trainers.FromModel" in names
-    done = subprocess.run([sys.executable, "-c", f"import adafactor\n{'; '.join(names)}"], capture_output=True, text=True)
+    code = f"import adafactor\n{'; '.join(names)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -71,6 +72,20 @@ def test_the_hints_of_the_package_install_what_its_extras_do() -> None:
     named = set(re.findall(r"pip install \"?([\w.>=]+)", text))
     extras = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
     assert {"matplotlib", "numba>=0.57", "rich>=14.1"} <= named <= set(re.findall(r'"([^"]+)"', extras))
+
+
+def test_test_all_installs_every_package_that_a_test_skips_without() -> None:
+    installed = subprocess.run(["make", "-nB", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    project = (ROOT / "pyproject.toml").read_text()
+    extras = dict(re.findall(r"^(\w+) = \[\s*(.*?)\s*\](?: +#[^\n]*)?$", project, re.M | re.S))
+    for _ in range(2):  # an extra may name others
+        named = re.findall(r"(?:\.|adafactor)\[([\w,]+)\]", installed)
+        installed += " ".join(extras[name] for names in named for name in names.split(","))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    words = re.findall(r'(?:importorskip|find_spec)\("(\w+)', tests) + re.findall(r'\bneed\((".*")\)', tests)
+    needed = set(re.findall(r"\w+", " ".join(words))) - {"adafactor", "expecttest"}  # the latter has a stand-in
+    missing = needed - set(re.findall(r"\w+", installed))
+    assert {"timm", "optax", "torchao", "trl"} <= needed and not missing, missing
 
 
 def test_the_readme_is_short() -> None:
