@@ -21,7 +21,7 @@ quick: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: .venv/ready .venv/integrations
+test-all: .venv/ready .venv/integrations .venv/bench
 	$(BIN)/python -m pytest
 
 lint: .venv/ready
@@ -52,8 +52,9 @@ release: .venv/release
 	$(INSTALL) -e ".[dev]"
 	touch $@
 
+# torchao is for one test; in the extra its warnings would greet whoever imports transformers.
 .venv/integrations: .venv/ready
-	$(INSTALL) -e ".[integrations]"
+	$(INSTALL) -e ".[integrations]" torchao
 	touch $@
 
 # timm would bring torchvision, which its optimizers do not use.

@@ -4,7 +4,7 @@
     python examples/diagnostics.py --steps 50    # quickly
 
 The text is the source of Python's own library, read byte by byte. The pictures of docs/diagnostics.md are from this.
-Needs `pip install adafactor[watch]`.
+Needs `pip install ".[watch]"` in a copy of the repository.
 """
 
 from __future__ import annotations

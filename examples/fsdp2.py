@@ -1,7 +1,7 @@
 """Train a small GPT with FSDP2 and Adafactor; with --tp, tensor parallel inside.
 
     torchrun --standalone --nproc-per-node=2 examples/fsdp2.py
-    torchrun --standalone --nproc-per-node=4 examples/fsdp2.py --tp 2      # continues on four ranks
+    torchrun --standalone --nproc-per-node=4 examples/fsdp2.py --tp 2 --steps 400    # continues on four ranks
 
 It learns to write its own source code, byte by byte. Checkpoints are torch.distributed.checkpoint's: every rank writes
 its part, and the next run may have another number of ranks or another --tp. The optimizer needs no word about it.
@@ -120,6 +120,8 @@ def main() -> None:
         load_checkpoint({"model": weights, "optimizer": state}, checkpoint_id=str(found))
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
         first = int(found.name.split("-")[1])
+        if dist.get_rank() == 0:
+            print(f"continues at step {first} of {arguments.steps}", flush=True)
 
     text = torch.tensor(list(Path(__file__).read_bytes()))
     for step in range(first + 1, arguments.steps + 1):

@@ -10,8 +10,6 @@ as they come, and the optimizer's statistics are vectors: what remains is 2 byte
 from __future__ import annotations
 
 import argparse
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +116,6 @@ class Gauge:
         self.most = max(self.most, sum(p.grad.nbytes for p in self.parameters if p.grad is not None))
 
 
-def peak(device: str) -> int:
-    """The most bytes that this process has had so far, torch itself included; on a GPU, of its tensors."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
 def main() -> None:
     """Train, and say what it took."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -154,8 +144,8 @@ def main() -> None:
         "weights": sum(p.nbytes for p in model.parameters()),
         "gradients at a time": gauge.most,
         "statistics": sum(record.state_bytes for record in optimizer.report()),
-        "peak memory": peak(device),
     }
+    bill["in all"] = sum(bill.values())
     print(", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in bill.items()), flush=True)
 
 

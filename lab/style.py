@@ -11,7 +11,7 @@ body { margin: 0 auto; max-width: 68rem; padding: 1.2rem; background: var(--page
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; line-height: 1.2; }
 h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
-p { max-width: 46rem; margin: .4rem 0 .8rem; }
+p { max-width: 46rem; margin: .4rem 0 .8rem; overflow-wrap: anywhere; }
 li { margin-bottom: .9rem; }
 code { font-size: .9em; }
 .wide { overflow-x: auto; }

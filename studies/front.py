@@ -1,4 +1,4 @@
-"""The picture of the README: memory and time of a step on GPT-2 small, from the committed benchmark.
+"""The pictures of the first pages: what a step of GPT-2 small costs, and losses of the lab's runs, from committed records.
 
 python -m studies.front
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 ROOT = Path(__file__).parents[1]
 RECORD, PICTURE = ROOT / "studies" / "results" / "epyc-2-cores.json", ROOT / "docs" / "front.png"
@@ -20,6 +20,12 @@ LABELS = {  # contender: label, where it stands beside its point
     "optax": ("optax under jit", (9, -4), "left"),
     "eager": ("adafactor, plain torch", (8, -4), "left"),
     "cpu": ("adafactor", (10, -4), "left"),
+}
+
+LOSSES = ROOT / "docs" / "losses.png"
+RUNS = {  # of lab/records/small, three seeds each: label, colour
+    "small-B-warm-x6": ("Adam with momentum and warm-up: 11.5 MB of state", "#8a8a8a"),
+    "small-O-cold-x3": ("Adafactor with neither: 79 kB", "#1f4fa3"),
 }
 
 
@@ -71,5 +77,29 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def curve(run: str) -> tuple[list[int], list[float]]:
+    """Steps, and training losses in the mean over the seeds."""
+    paths = sorted((ROOT / "lab" / "records" / "small").glob(f"{run}-s*.json"))
+    curves = [json.loads(path.read_text(encoding="utf-8"))["curve"] for path in paths]
+    return [step for step, _ in curves[0]], [mean(loss for _, loss in at) for at in zip(*curves, strict=True)]
+
+
+def draw_losses(path: Path) -> None:
+    """One line for each kind of run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for run, (label, colour) in RUNS.items():
+        axes.plot(*curve(run), label=label, color=colour, linewidth=2)
+    axes.set(xlabel="step", ylabel="training loss", ylim=(2.8, 7), xlim=(0, 4000))
+    axes.set_title("A Transformer of 1.4 M parameters learns to translate English into German", fontsize=10, loc="left")
+    axes.legend(frameon=False)
+    axes.grid(color="#e6e6e6")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
 if __name__ == "__main__":
     draw(PICTURE)
+    draw_losses(LOSSES)

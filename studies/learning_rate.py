@@ -192,7 +192,7 @@ def table(results: Results, figure: str) -> str:
     lines = ["| `lr` | " + " | ".join(rates) + " |", "|---|" + "---|" * len(rates)]
     for name in OPTIMIZERS:
         runs = [[losses[figure] for losses in results[name][rate]] for rate in rates]
-        cells = [f"{mean(run):.3f} ± {max(abs(x - mean(run)) for x in run):.3f}" for run in runs]
+        cells = [f"{mean(run):.3f}\u00a0±\u00a0{max(abs(x - mean(run)) for x in run):.3f}" for run in runs]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

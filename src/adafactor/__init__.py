@@ -22,8 +22,8 @@ def __getattr__(name: str) -> Any:
         from adafactor import migration
 
         return getattr(migration, name)
-    if name == "diagnostics":
-        return import_module("adafactor.diagnostics")
+    if name in ("diagnostics", "trainers"):
+        return import_module(f"adafactor.{name}")
     if name == "plan":
         from adafactor import planning
 

@@ -72,7 +72,7 @@ class Adafactor(Optimizer):
         fused: see `foreach`.
         capturable: see `foreach`.
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
-        backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install adafactor[cpu]`),
+        backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
             compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`.
 

@@ -346,7 +346,7 @@ NO_NUMBA = "import sys; sys.modules['numba'] = None\n"
 
 
 def test_without_numba_auto_says_so_once_and_a_named_backend_raises() -> None:
-    before, advice = NO_NUMBA, "pip install adafactor[cpu]"
+    before, advice = NO_NUMBA, 'pip install "numba>=0.57"'
     done = run(before + STEP.format(backend="auto"))
     assert done.stdout == "stepped True\n"
     assert done.stderr.count("RuntimeWarning") == 1 and advice in done.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +40,20 @@ def test_every_function_that_the_paper_map_names_exists() -> None:
     assert len(named) > 5 and all(hasattr(equations, name) or hasattr(algorithm, name) for name in named), named
 
 
+def test_every_file_and_table_that_contributing_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = {path: path.read_text() for name in ("src", "tests") for path in (ROOT / name).rglob("*.py")}
+    named, tables = re.findall(r"`([\w/]+\.py)`", text), re.findall(r"`([A-Z]{4,})`", text)
+    assert "fields.py" in named and {"PACKAGES", "AUTO", "BACKENDS"} <= set(tables)
+    assert not [name for name in named if not any(path.as_posix().endswith(f"/{name}") for path in files)]
+    assert not [name for name in tables if not any(f"\n{name} = " in content for content in files.values())]
+
+
+def test_the_good_output_that_the_gpu_page_shows_is_what_check_prints() -> None:
+    [line] = re.findall(r"^    (All is right.*)$", (ROOT / "docs" / "gpu.md").read_text(), re.M)
+    assert line in (ROOT / "src" / "adafactor" / "bench" / "gpu_check.py").read_text()
+
+
 @pytest.mark.parametrize("code", BLOCKS)
 def test_every_code_block_runs(code: str) -> None:
     exec(compile(code, "block", "exec"), {"__name__": "__main__"})
@@ -49,8 +65,58 @@ def test_every_link_between_documents_leads_somewhere(path: Path) -> None:
         assert (path.parent / target).exists(), target
 
 
+def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> None:
+    text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
+    names = sorted(set(re.findall(r"`[^`\n]*?\b(adafactor(?:\.[A-Za-z_]\w*)+)", text)))
+    assert "adafactor.trainers.FromModel" in names
+    code = f"import adafactor\n{'; '.join(names)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_line_installs_this_package_by_name_as_no_index_has_it() -> None:
+    files = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", *(ROOT / "examples").iterdir(), *(ROOT / "src").rglob("*.py")]
+    lines = [line for path in files if path.is_file() for line in path.read_text().splitlines()]
+    named = [line for line in lines if re.search(r"pip install [^&]*(?<!/)\badafactor\b", line)]
+    assert sum("pip install" in line for line in lines) > 10 and not named, named
+
+
+def test_the_hints_of_the_package_install_what_its_extras_do() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"pip install \"?([\w.>=]+)", text))
+    extras = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    assert {"matplotlib", "numba>=0.57", "rich>=14.1"} <= named <= set(re.findall(r'"([^"]+)"', extras))
+
+
+def test_test_all_installs_every_package_that_a_test_skips_without() -> None:
+    installed = subprocess.run(["make", "-nB", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    project = (ROOT / "pyproject.toml").read_text()
+    extras = dict(re.findall(r"^(\w+) = \[\s*(.*?)\s*\](?: +#[^\n]*)?$", project, re.M | re.S))
+    for _ in range(2):  # an extra may name others
+        named = re.findall(r"(?:\.|adafactor)\[([\w,]+)\]", installed)
+        installed += " ".join(extras[name] for names in named for name in names.split(","))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    words = re.findall(r'(?:importorskip|find_spec)\("(\w+)', tests) + re.findall(r'\bneed\((".*")\)', tests)
+    needed = set(re.findall(r"\w+", " ".join(words))) - {"adafactor", "expecttest"}  # the latter has a stand-in
+    missing = needed - set(re.findall(r"\w+", installed))
+    assert {"timm", "optax", "torchao", "trl"} <= needed and not missing, missing
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_figures_of_the_first_page_are_those_of_the_committed_records() -> None:
+    page, records = (ROOT / "docs" / "index.md").read_text(), front.RECORD.parent
+    gpt2 = next(suite for suite in json.loads(front.RECORD.read_text())["suites"] if suite["name"] == "gpt2")
+    state = {t["contender"]: t["state_bytes"] / 1e6 for t in gpt2["timings"] if t["dtype"] == "float32"}
+    assert f"**{state['cpu']:.1f} MB**" in page and f"AdamW keeps {state['adamw-fused']:.0f} MB" in page
+    trained = [found["best"] for found in json.loads((records / "capacity.json").read_text())["found"]]
+    largest = {best["key"]: f"{best['parameters'] / 1e6:,.0f} M" for best in trained}
+    assert f"**{largest['adafactor-backward']}**" in page and f"it is {largest['adamw-float32']}." in page
+    for run, (label, _) in front.RUNS.items():
+        kept = json.loads((ROOT / "lab" / "records" / "small" / f"{run}-s0.json").read_text())["state_bytes"]
+        assert label.split(": ")[1].startswith((f"{kept / 1e6:.1f} MB", f"{kept / 1e3:.0f} kB"))
 
 
 def test_the_readmes_table_is_that_of_the_committed_benchmark() -> None:

@@ -194,7 +194,7 @@ def _require(*packages: str) -> None:
     import importlib.util
 
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise ImportError(f"{', '.join(missing)} is missing; pip install 'adafactor[bench]' brings it")
+        raise ImportError(f"{', '.join(missing)} is missing: pip install {' '.join(missing)}")
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -85,7 +85,7 @@ class History:
         return history
 
     def plot(self, path: str | Path, figure: str = "rms_update") -> None:
-        """Draw a figure of every parameter over time; `pip install adafactor[watch]` brings matplotlib.
+        """Draw a figure of every parameter over time; `pip install matplotlib` brings what it needs.
 
         Args:
             path: the picture's file, whose ending says its kind: .png, .svg, .pdf.

@@ -52,7 +52,7 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise ImportError("the plot needs matplotlib: `pip install adafactor[watch]` brings it") from missing
+        raise ImportError("the plot needs matplotlib: `pip install matplotlib` brings it") from missing
 
     named = [(record.name, record.shape) for record in reports[-1].records]
     kinds = grouped(named)

@@ -22,7 +22,7 @@ AROUND = 8  # lines that a table takes besides its rows
 
 
 class Live:
-    """Shows every report that a `Watch` hands it; `pip install adafactor[watch]` brings rich.
+    """Shows every report that a `Watch` hands it; `pip install "rich>=14.1"` brings what it needs.
 
     In a terminal a table that stays in its place; where the output goes to a file, one line a report and the table at
     the end. What `diagnose` says of the last ten reports stands below the table.
@@ -201,5 +201,5 @@ def _console() -> Console:
     try:
         from rich import get_console
     except ImportError as missing:
-        raise ImportError("the live table needs rich: `pip install adafactor[watch]` brings it") from missing
+        raise ImportError('the live table needs rich: `pip install "rich>=14.1"` brings it') from missing
     return get_console()  # that of rich's progress bars, so that the two know of each other

@@ -41,15 +41,16 @@ if TYPE_CHECKING:
     from adafactor.step import Update
 
 PROCESS = os.getpid()  # in which the package was imported: in a child, forked later, torch's threads are gone
-COMPILED = ("cpu", "triton")  # folders of this package, each a backend
-AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
-BACKENDS = ("auto", "eager", *COMPILED)
-# What a backend is written in, the oldest version that it works with, and what brings it. Before 3.6, Triton flushes
-# subnormal quotients and roots to zero, or cannot compile the kernels.
+# For each folder of this package that is a compiled backend: what it is written in, the oldest version that it works
+# with, and what brings it. Before 3.6, Triton flushes subnormal quotients and roots to zero, or cannot compile the
+# kernels.
 PACKAGES = {
-    "cpu": ("Numba", (0, 57), "`pip install adafactor[cpu]`"),
+    "cpu": ("Numba", (0, 57), '`pip install "numba>=0.57"`'),
     "triton": ("Triton", (3, 6), "torch's build for GPUs, from 2.10 on,"),
 }
+COMPILED = tuple(PACKAGES)
+AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
+BACKENDS = ("auto", "eager", *COMPILED)
 
 
 class Work(Protocol):
