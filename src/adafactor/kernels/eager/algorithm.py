@@ -162,7 +162,7 @@ def _averaged(u: Update, key: str, mean: Tensor | None) -> Tensor | None:
     if mean is None:
         return None
     old = u.parameter.state[key]
-    new = eq.average(old, mean, u.beta2)
+    new = eq.average(old, mean, u.beta2, u.w2)
     if u.mask is not None:
         new = torch.where(u.mask, new, old)
     old.copy_(new)
