@@ -51,6 +51,11 @@ def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     return float(job_of(optimizer, p)["x2_after"])
 
 
+def let_modes_miss_the_step(patch: pytest.MonkeyPatch) -> None:
+    """Let a compiled step be taken although a dispatch mode looks on."""
+    patch.setattr(kernels, "is_watched", lambda: False)
+
+
 def forget_walk_orders() -> None:
     """Forget how tensors were cut into units."""
     walk_order.factored_order.cache_clear()
