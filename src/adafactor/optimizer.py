@@ -74,7 +74,8 @@ class Adafactor(Optimizer):
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
-            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`.
+            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`. While
+            a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -248,7 +249,8 @@ class Adafactor(Optimizer):
             False for a parameter that is in no group (any more), and so takes no step.
         """
         settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
-        bucket = self._buckets.get(only)
+        watched = kernels.is_watched()
+        bucket = None if watched else self._buckets.get(only)
         if bucket is None or not bucket.holds(self.backend, self.param_groups, settings, self.state):
             if only is not None and not any(True for _ in self._entries(only)):
                 self._buckets.pop(only, None)
@@ -260,7 +262,8 @@ class Adafactor(Optimizer):
             grads = bucket.gradients(self.param_groups)
         assert grads is not None
         if bucket.ranks is not None or any(g is not None for g in grads):
-            self._flush(only)
+            if not watched:
+                self._flush(only)
             grads = bucket.match(grads)
             self._warn_of_fallback(bucket)
             if skipped := step(bucket, grads, settings, Scaling.of(self)):
@@ -284,8 +287,10 @@ class Adafactor(Optimizer):
             settings: of each group.
             known: a bucket whose parameters are as they were; those without a gradient this time stay in.
         """
-        old = self._buckets.pop(only, None)
-        if old is not None:
+        watched = kernels.is_watched()  # then this bucket is for one step: what is in it may be the mode's own
+        old = self._buckets.get(only)
+        if old is not None and not watched:
+            del self._buckets[only]
             old.flush()
         before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
         staying = set() if known is None else {parameter.p for parameter in known.parameters}
@@ -300,11 +305,13 @@ class Adafactor(Optimizer):
                 continue  # a sharded one without a gradient here may have one on other ranks
             parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
         ranks = Ranks(parameters) if any(p.shard is not None for p in parameters) else None
+        backend = "eager" if watched else self.backend
         bucket = Bucket(
-            parameters, ranks, self.backend, self.param_groups, settings, self.state, None if only is None else place
+            parameters, ranks, backend, self.param_groups, settings, self.state, None if only is None else place
         )
-        self._buckets[only] = bucket
-        self._forget_what_left()
+        if not watched:
+            self._buckets[only] = bucket
+            self._forget_what_left()
         return bucket
 
     def _parameter(

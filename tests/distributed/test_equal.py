@@ -61,7 +61,7 @@ def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> 
         old = torch.rand(1001, generator=generator, dtype=dtype)
         new = torch.rand(1001, generator=generator, dtype=torch.float64)
         decay = 1 - t**-0.8
-        ours = equations.average(old, new, decay)
+        ours = equations.average(old, new, decay, 1 - decay)
         scratch = torch.empty(1001, dtype=torch.float64)
         compiled(new.numpy(), old.data_ptr(), scratch.data_ptr(), decay)
         assert torch.equal(ours, new) and torch.equal(ours.to(dtype), old)
