@@ -18,7 +18,7 @@ from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.scaling import Scaling
 from adafactor.settings import CheckedGroups, Settings, from_text, rename_momentum
-from adafactor.sharding import Ranks, Shard
+from adafactor.sharding import Agreement, Ranks, Shard
 from adafactor.signals import held_back
 from adafactor.step import step
 from adafactor.warn import warn
@@ -149,6 +149,8 @@ class Adafactor(Optimizer):
         self._traces: Any = WeakTensorKeyDictionary()  # what is behind `report()`
         self._made_for: Any = WeakTensorKeyDictionary()  # the layout and `momentum_of` that a state was made for
         self._warned = self._fell_back = False
+        # after load_state_dict the ranks have to agree anew; the others may not know and expect the same sums as before
+        self._agreement = Agreement(self._agreement.shards if hasattr(self, "_agreement") else [])
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
@@ -304,7 +306,7 @@ class Adafactor(Optimizer):
             if p.grad is None and p not in staying and not (sharded and p.requires_grad):
                 continue  # a sharded one without a gradient here may have one on other ranks
             parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
-        ranks = Ranks(parameters) if any(p.shard is not None for p in parameters) else None
+        ranks = Ranks(parameters, self._agreement) if any(p.shard is not None for p in parameters) else None
         backend = "eager" if watched else self.backend
         bucket = Bucket(
             parameters, ranks, backend, self.param_groups, settings, self.state, None if only is None else place
