@@ -19,8 +19,7 @@ from adafactor import Adafactor, cli, plan
 from adafactor.kernels import walk_order
 from adafactor.planning import SETTINGS, plan_shards, shapes_of, sizes
 from adafactor.planning.models import Weight
-from adafactor.planning.ours import BLOCK_BYTES, compiled_vectors
-from adafactor.planning.setting import FLOAT, SHORT
+from adafactor.planning.optimizers import BLOCK_BYTES, FLOAT, SHORT, compiled_vectors
 from adafactor.shapes import llama
 from adafactor.traffic import fully_sharded
 from studies.plan import NOT_HERE, OURS, Training, peak_bytes
