@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     _ = control().hand_out  # for sharded parameters
     files = machine_code.kept()
     if not files:
-        print("Nothing could be kept: no folder for the cache can be written to.")
+        print("Nothing could be kept: the warning says why.")
         return 1
     size = sum(file.stat().st_size for file in files)
     print(f"{len(files)} compiled functions ({size / 1000:.0f} kB) are in {files[0].parent}")

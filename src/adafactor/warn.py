@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-_INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:

@@ -126,7 +126,8 @@ def test_no_code_is_read_from_the_current_folder(
     monkeypatch.setenv(name, value)
     if (name, value) == ("HOME", ""):  # a container that runs as a user without a name
         monkeypatch.delenv("HOME")
-        monkeypatch.setattr("pwd.getpwuid", lambda uid: {}["no such user"])
+        users: dict[int, Any] = {}
+        monkeypatch.setattr(pwd, "getpwuid", users.__getitem__)
     plant(machine_code, folder)
     assert machine_code.read("planted") is None
 

@@ -197,8 +197,9 @@ def test_a_card_is_tried_alone_where_another_process_does_not_get_on(
     with open(next(folder.glob("*.lock"))) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert verdict.reason(CPU, Sort()) is None, "an answer that is there needs no lock"
-        with pytest.warns(RuntimeWarning, match="goes on alone"):
+        with pytest.warns(RuntimeWarning, match="goes on alone") as said:
             assert verdict.reason(CPU, Sort(FP64, FP64)) is None
+        assert said[0].filename == __file__, "at the line that asked"
         monkeypatch.setattr(verdict, "PATIENCE", 1000.0)
         assert verdict.reason(CPU, Sort(BF16, BF16)) is None, "it is not waited for again"
     assert len(tried) == 3

@@ -1,4 +1,7 @@
-"""Who may import whom: what stands round the optimizer imports the core, and never the other way round."""
+"""Who may import whom: what stands round the optimizer imports the core, and never the other way round.
+
+And how nobody may read a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -52,3 +55,12 @@ def test_nobody_imports_a_private_name_of_another_package() -> None:
         for name in imported(path):
             if name.partition(".")[0] in ("adafactor", "studies", "lab"):
                 assert not name.rpartition(".")[2].startswith("_") or name.endswith("__"), (path, name)
+
+
+def test_no_checkpoint_is_read_in_a_way_that_could_run_code() -> None:
+    loads = []
+    for path in python("src", "studies", "lab", "examples"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "pickle.load", "pickle.loads"):
+                loads.append(ast.unparse(node))
+    assert loads and all(load.startswith("torch.load(") and "weights_only=True" in load for load in loads), loads

@@ -1,8 +1,8 @@
 """Files that a process leaves for the next ones: machine code, and what the trial found on a card.
 
-They are run, or relied on. So nothing is read that somebody else could have written: the file, its folder and all
-folders above belong to this user or to root, and nobody else can write to them. A folder above may be like /tmp, where
-everybody adds files and nobody can take away another's. Elsewhere nothing is kept, either, and one warning says why.
+They are run, or relied on. So nothing is read that somebody else could have written: the file, all folders above it and
+all links on the way belong to this user or to root, and nobody else can write to them. A folder above may be like /tmp,
+where everybody adds files and nobody can take away another's. Elsewhere nothing is kept, and one warning says why.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def read(folder: Path, name: str) -> bytes | None:
 def write(folders: Sequence[Path], name: str, content: bytes, what: str) -> Path | None:
     """Keep a file in the first folder where that can be done, whole or not at all; return the folder.
 
-    Where there is none, the warning begins with `what` is the matter then.
+    Where there is none, one warning says `what` that leads to, and why it is so.
     """
     problems = []
     for folder in folders:

@@ -19,8 +19,9 @@ def progress(what: str, after: float) -> Iterator[Callable[[str], None]]:
 
     def tell(text: str) -> None:
         nonlocal shown
-        line = f"{what}: {text}"[:118]
+        line = f"{what}: {text}"
         if terminal:
+            line = line[:118]
             print(f"\r{line:<{shown}}", end="", file=sys.stderr, flush=True)
             shown = max(shown, len(line))
         elif not shown and time.monotonic() - start >= after:
