@@ -1,4 +1,4 @@
-"""The pictures of the first pages: what a step of GPT-2 small costs, and losses of the lab's runs, from committed records.
+"""The pictures of the first pages: what a step of GPT-2 small costs, and how the lab's runs learn, from their records.
 
 python -m studies.front
 """
