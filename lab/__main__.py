@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab import commands
-from lab.corpus import PARTS
+from lab.corpus import PARTS, CorpusError
 from lab.presets import SCALES
 from lab.table import ROWS, TABLE_3
 from lab.train import WAYS
@@ -24,6 +24,9 @@ def main() -> int:
     work: Callable[[argparse.Namespace], int] = arguments.work
     try:
         return work(arguments)
+    except CorpusError as error:
+        print(error)
+        return 2
     except KeyboardInterrupt:
         print("\nStopped. The same command continues where it was.")
         return 130
@@ -47,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
                      help=f"one of {' '.join(ROWS)} (default: O, Adafactor)")  # fmt: skip
     _job_options(one)
     one.add_argument("--quiet", action="store_true", help="no progress bar; only a progress file")
-    one.add_argument("--device", default="cpu", help="as torch names it (default: cpu)")
+    one.add_argument("--device", help="as torch names it (default: cpu, but for `base`, which wants a GPU)")
     one.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     one.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs into the run's folder")
     one.add_argument("--bfloat16", action="store_true", help="products in bfloat16 (autocast), weights in float32")
@@ -61,18 +64,16 @@ def parser() -> argparse.ArgumentParser:
         ("figure", "Figure 1: RMS(U) for slow and fast decay", commands.run_figure),
     ):
         several = _command(add(name, help=text), work)
-        several.add_argument("--scale", choices=list(SCALES), default="mini")
-        several.add_argument("--seed", type=int, default=0)
-    sweep = _command(add("sweep", help="stability: final loss over the step size"), commands.run_sweep)
-    sweep.add_argument("--scale", choices=list(SCALES), default="hard")
-    sweep.add_argument("--seed", type=int, default=0)
+        _table_options(several, "mini")
+    _table_options(_command(add("sweep", help="stability: final loss over the step size"), commands.run_sweep), "hard")
     short = _command(add("precision", help="bfloat16 weights with each way of rounding"), commands.precision_runs)
     short.add_argument("--render", action="store_true", help="write docs/precision.md's tables and figure, run nothing")
     _command(add("reproduce", help="everything that is missing, two processes at a time"), commands.reproduce)
 
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
-    page.add_argument("--document", type=Path, help="also put the tables into this Markdown file, between its marks")
+    page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
+    page.add_argument("--documents", action="store_true", help="also put the tables into docs/, between their marks")
 
     several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
     several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")
@@ -83,8 +84,6 @@ def parser() -> argparse.ArgumentParser:
         "--significance", action="store_true", help="paired bootstrap against the first (needs the text)"
     )
     several.add_argument("--output", type=Path, default=Path("runs/compare.html"))
-    _command(add("significance", help="paired bootstrap of the headline's runs, kept for the report"),
-             commands.keep_significance)  # fmt: skip
     live = _command(add("watch", help="the runs at work, live"), commands.watch_runs)
     live.add_argument("--once", action="store_true", help="print them once")
 
@@ -103,16 +102,39 @@ def _command(sub: argparse.ArgumentParser, work: Callable[[argparse.Namespace], 
     sub.set_defaults(work=work)
     sub.add_argument("--cache", type=Path, help="folder of corpus, checkpoints and weights (default: in ~/.cache)")
     sub.add_argument("--records", type=Path, help="folder of the results (default: lab/records)")
+    sub.add_argument("--wmt", type=Path, metavar="FOLDER", help="the paper's text: the archives of WMT 2014")
     sub.add_argument("--corpus", default="debian", help="debian (default), help, generated or own")
     for part in PARTS:
         for side in ("source", "target"):
             sub.add_argument(f"--{part}-{side}", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     sub.epilog = (
         "A corpus of your own, a sentence a line: --train-source FILE --train-target FILE --dev-source FILE "
-        "--dev-target FILE, and --test-source FILE --test-target FILE if there is a test set. The paper's: WMT 2014 "
-        "English-German, with newstest2013 as dev, and `run --scale base`."
+        "--dev-target FILE, and --test-source FILE --test-target FILE if there is a test set; not tokenised. "
+        "The paper's own experiment: `table --scale base --devices 0-7 --bfloat16 --wmt FOLDER`."
     )
     return sub
+
+
+def _table_options(sub: argparse.ArgumentParser, scale: str) -> None:
+    sub.add_argument("--scale", choices=list(SCALES), default=scale)
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--devices", type=_devices, help="one run on each: 0-7, 0,2 or cpu,cpu (default: two on the CPU)")
+    sub.add_argument("--bfloat16", action="store_true", help="products in bfloat16 (autocast), weights in float32")
+    sub.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+
+
+def _devices(text: str) -> list[str]:
+    """`0-2,cpu` → cuda:0, cuda:1, cuda:2, cpu."""
+    found: list[str] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first):
+            found += [f"cuda:{number}" for number in range(int(first), int(last or first) + 1)]
+        elif part == "cpu":
+            found.append(part)
+        else:
+            raise argparse.ArgumentTypeError(f"{text!r} must be numbers of GPUs, such as 0-7 or 0,2, or cpu")
+    return found
 
 
 def _job_options(sub: argparse.ArgumentParser) -> None:

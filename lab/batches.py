@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lab.clean import Pair
+from lab.files import locked, write_atomically
 from lab.vocabulary import BEGIN, END, PAD, Vocabulary
 
 
@@ -58,17 +60,33 @@ class Batch:
 class Sentences:
     """Encoded sentences, each with its end mark, in one array: millions of them must fit into memory."""
 
-    def __init__(self, texts: list[str], vocabulary: Vocabulary) -> None:
-        """Encode the texts, some thousands at a time."""
-        parts: list[npt.NDArray[np.int32]] = []
-        lengths: list[int] = []
-        for start in range(0, len(texts), 10_000):
-            encoded = [[*ids, END] for ids in vocabulary.encode(texts[start : start + 10_000])]
-            lengths += map(len, encoded)
+    def __init__(self, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> None:
+        """Take the ids of all sentences, one after the other, and how many each has."""
+        self.lengths, self._ids, self._ends = lengths, ids, np.cumsum(lengths, dtype=np.int64)
+
+    @classmethod
+    def encode(cls, texts: Iterable[str], vocabulary: Vocabulary) -> Sentences:
+        """Encode texts, some thousands at a time."""
+        parts: list[npt.NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
+        lengths: list[npt.NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
+        texts = iter(texts)
+        while some := list(islice(texts, 10_000)):
+            encoded = [[*ids, END] for ids in vocabulary.encode(some)]
+            lengths.append(np.array([len(ids) for ids in encoded], dtype=np.int32))
             parts.append(np.fromiter(chain.from_iterable(encoded), dtype=np.int32))
-        self.lengths = np.array(lengths, dtype=np.int64)
-        self._ids = np.concatenate(parts)
-        self._ends = np.cumsum(self.lengths)
+        return cls(np.concatenate(parts), np.concatenate(lengths))
+
+    @classmethod
+    def kept(cls, path: Path, texts: Iterable[str], vocabulary: Vocabulary) -> Sentences:
+        """The same from a file, which is made at the first call: processes share the memory that it is mapped into."""
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                made = cls.encode(texts, vocabulary)
+                both = np.concatenate([made._ids, made.lengths, np.array([len(made.lengths)], dtype=np.int32)])
+                write_atomically(path, lambda stream: stream.write(both.data))
+        both = np.memmap(path, dtype=np.int32, mode="r")
+        count = int(both[-1])
+        return cls(both[: -1 - count], both[-1 - count : -1])
 
     def __getitem__(self, index: int) -> list[int]:
         """The ids of one sentence."""
@@ -80,13 +98,21 @@ class Sentences:
 class Batches:
     """An endless stream of training batches."""
 
-    def __init__(self, pairs: list[Pair], vocabulary: Vocabulary, tokens: int, longest: int = 80) -> None:
+    def __init__(
+        self, pairs: Sequence[Pair], vocabulary: Vocabulary, tokens: int, longest: int = 80, kept: Path | None = None
+    ) -> None:
         """Encode the pairs; `tokens` bounds the padded tokens of a batch on either side.
 
-        Pairs with a side longer than `longest` subwords are left out.
+        Pairs with a side longer than `longest` subwords are left out. `kept` begins the names of two files in which the
+        encoded pairs are found the next time.
         """
-        self._sources = Sentences([pair.english for pair in pairs], vocabulary)
-        self._targets = Sentences([pair.german for pair in pairs], vocabulary)
+        sides = {"source": (pair.english for pair in pairs), "target": (pair.german for pair in pairs)}
+        self._sources, self._targets = (
+            Sentences.kept(kept.with_name(f"{kept.name}-{side}.ids"), texts, vocabulary)
+            if kept
+            else Sentences.encode(texts, vocabulary)
+            for side, texts in sides.items()
+        )
         longer = np.maximum(self._sources.lengths, self._targets.lengths)
         self._kept = np.flatnonzero(longer <= min(longest, tokens))
         self._longer = longer[self._kept]
@@ -102,18 +128,17 @@ class Batches:
             start = max(0, start - len(plan))
             epoch += 1
 
-    def _plan(self, draw: np.random.Generator) -> list[list[int]]:
+    def _plan(self, draw: np.random.Generator) -> list[npt.NDArray[np.int64]]:
         """One epoch: neighbours in length share a batch, and the batches come in random order."""
         # A little noise on the length makes other neighbours every epoch.
-        noisy = self._longer + draw.uniform(0, 1.5, len(self._longer))
-        plan: list[list[int]] = [[]]
-        widest = 0
-        for index in np.argsort(noisy):
-            widest = max(widest, int(self._longer[index]))
-            if (len(plan[-1]) + 1) * widest > self._tokens:
-                plan.append([])
-                widest = int(self._longer[index])
-            plan[-1].append(int(index))
+        order = np.argsort(self._longer + draw.uniform(0, 1.5, len(self._longer)))
+        starts, widest = [0], 0
+        for place, length in enumerate(self._longer[order].tolist()):
+            widest = max(widest, length)
+            if (place - starts[-1] + 1) * widest > self._tokens:
+                starts.append(place)
+                widest = length
+        plan = np.split(order, starts[1:])
         return [plan[i] for i in draw.permutation(len(plan))]
 
 

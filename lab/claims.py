@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lab import results
-from lab.results import FAILS, HOLDS, SAME_BLEU, SAME_LOSS, UNDECIDED, Difference, Record
+from lab.experiments import BEST, UNTUNED
+from lab.results import HOLDS, SAME_LOSS, UNDECIDED, Difference, Record
 from lab.tables import Table, number
-from lab.train import WAYS
 
 Finding = tuple[str, str]  # what was measured, and the verdict
 Work = Callable[["Mini"], Finding]
+DECIDING = "decayed"  # the evaluation that decides, where there are several
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,6 @@ class Mini:
     def loss(self, name: str) -> float:
         """The mean dev loss at `mini`."""
         return results.mean(results.dev_loss(r) for r in self.runs(name))
-
-
-def together(*verdicts: str) -> str:
-    """Of the parts of a claim: all have to hold; one that fails is enough."""
-    return FAILS if FAILS in verdicts else UNDECIDED if UNDECIDED in verdicts else HOLDS
 
 
 def shown(name: str, difference: Difference) -> str:
@@ -92,62 +88,24 @@ def rms_update(mini: Mini) -> Finding:
     )
 
 
-def against(records: list[Record], first: str, second: str) -> list[tuple[str, str, str]]:
-    """Two compared rows, each at its best step size, in three ways: what each scale says that has runs of both.
-
-    That is a text, the verdict, and what the verdict would be if there were no noise.
-    """
-    found = []
-    for scale in ("small", "quarter"):
-        both = results.at_best(records, first, scale), results.at_best(records, second, scale)
-        parts, verdicts, means, seeds = [], [], [], 0
-        for way in WAYS:
-            of = [*both[0], *both[1]]
-            loss = results.difference(*both, results.noise(records, (scale,), way, of=of), way)
-            bleu = results.difference(*both, results.noise(records, (scale,), way, True, of=of), way, bleu=True)
-            parts.append(f"{way}: loss {loss}, BLEU {Difference(-bleu.mean, bleu.half, bleu.seeds)}")
-            verdicts += [loss.as_good(SAME_LOSS), bleu.as_good(SAME_BLEU)]
-            means += [replace(loss, half=0.0).as_good(SAME_LOSS), replace(bleu, half=0.0).as_good(SAME_BLEU)]
-            seeds = max(seeds, loss.seeds)
-        if seeds:
-            text = f"{first} − {second} at `{scale}`, {seeds} seed{'s' * (seeds != 1)}: {'; '.join(parts)}"
-            found.append((text, together(*verdicts), together(*means)))
-    return found
-
-
-def compared(mini: Mini, first: str, second: str, names: tuple[str, str]) -> Finding:
-    """The first as good as the second, at `mini` and at the larger scales.
-
-    What the largest decides counts. What a smaller one decides counts only if the larger ones lean the same way.
-    """
-    a = mini.minus(*names)
-    larger = against(mini.records, first, second)
-    decided = [i for i, (_, verdict, _) in enumerate(larger) if verdict != UNDECIDED]
-    verdict = larger[decided[0]][1] if decided else UNDECIDED if larger else a.as_good(SAME_LOSS)
-    if decided and any(leaning != verdict for _, _, leaning in larger[: decided[0]]):
-        verdict = UNDECIDED
-    lines = [*(text for text, *_ in larger), shown(f"{first} − {second} at `mini`:", a)]
-    return "\n".join(lines), verdict
-
-
-def increasing_decay(mini: Mini) -> Finding:
-    """N like B with warm-up."""
-    return compared(mini, "N", "B", ("N", "B"))
-
-
 def headline(mini: Mini) -> Finding:
-    """O without warm-up like B with it."""
-    return compared(mini, "O", "B", ("O-", "B"))
+    """O without warm-up like B with it, by the rule that was set before the runs at `long`.
 
-
-def warmed(mini: Mini) -> Finding:
-    """O like B, both with warm-up."""
-    return compared(mini, "O+", "B", ("O", "B"))
-
-
-def momentum(mini: Mini) -> Finding:
-    """P gains little over O."""
-    return compared(mini, "O", "P", ("O-", "P-"))
+    Below it what shorter runs say, which decides nothing: at one step size for both, as in the paper, and at the best
+    of each row.
+    """
+    both = [results.select(mini.records, "long", row=row, warmup=warm, multiplier=UNTUNED[row])
+            for row, warm in (("O", False), ("B", True))]  # fmt: skip
+    decided = results.paired(both[0], both[1], DECIDING)
+    lines = [shown("O − B at `long`, nothing tuned:", decided) if decided.seeds else "the runs at `long` are to come"]
+    for scale, name, multipliers in (("small", "", (3.0, 3.0)), ("small", " each at its best", (BEST["O"], BEST["B"]))):
+        both = [results.select(mini.records, scale, row=row, warmup=warm, multiplier=multiplier)
+                for (row, warm), multiplier in zip((("O", False), ("B", True)), multipliers, strict=True)]  # fmt: skip
+        found = results.paired(both[0], both[1], DECIDING)
+        steps = name or f" both at ×{multipliers[0]:g}"
+        lines.append(shown(f"at `{scale}`,{steps}:", found))
+    lines.append(shown("at `mini`, both at ×3:", mini.minus("O-", "B")))
+    return "\n".join(lines), decided.as_good(SAME_LOSS)
 
 
 def embeddings(scheme: str) -> Work:
@@ -193,9 +151,8 @@ def memory(mini: Mini) -> Finding:
 
 CLAIMS: tuple[tuple[str, Work], ...] = (
     ("Adafactor without momentum or warm-up (O) does as well as Adam with both (B)", headline),
-    ("Adafactor without momentum but with warm-up (O+) does as well as Adam with both (B)", warmed),
-    ("Momentum adds little to Adafactor (P beside O)", momentum),
-    ("Increasing decay with clipping (N) does as well as Adam (B), with warm-up", increasing_decay),
+    ("Momentum adds little to Adafactor (P beside O)", as_good("O-", "P-")),
+    ("Increasing decay with clipping (N) does as well as Adam (B), with warm-up", as_good("N", "B")),
     ("Factored second moments (C) do as well as full ones (A), with warm-up", as_good("C", "A")),
     ("Factored (J) as well as full (H), clipped and without warm-up", as_good("J-", "H-")),
     ("Row means alone (D) suffice", as_good("D", "A")),
@@ -221,11 +178,10 @@ def table(records: list[Record]) -> Table | None:
     mini = Mini(records)
     rows = [[claim, verdict, text] for claim, work in CLAIMS for text, verdict in (work(mini),)]
     note = (
-        "Differences are of the dev loss, with half their 95 % interval over seeds: negative where the first is better "
-        f"(of BLEU: positive). “As well as” holds if the whole interval is below +{SAME_LOSS:g} (BLEU: above "
-        f"−{SAME_BLEU:g}), and does not if all of it is beyond. “Better” holds if the whole interval is below 0, and "
-        f"does not if a lead of more than {SAME_LOSS:g} is excluded. Where a run is evaluated in three ways, one that "
-        "fails is enough. Anything else is not decided at this scale, and so is what shorter runs decide but the means "
-        "of longer ones contradict."
+        "Differences are of the dev loss at `mini` unless another scale is named, all rows at one multiplier of the "
+        "paper's step size, with half their 95 % interval over seeds: negative where the first is better. “As well as” "
+        f"holds if the whole interval is below +{SAME_LOSS:g}, and does not if all of it is beyond. “Better” holds if "
+        f"the whole interval is below 0, and does not if a lead of more than {SAME_LOSS:g} is excluded. Anything else "
+        "is not decided at this scale. Where a run has a decay to zero, the weights after it are compared."
     )
     return Table("The claims", note, ["claim of the paper", "verdict", "measured"], rows, 3)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,17 +16,19 @@ from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import demo, experiments, results, significance, vocabulary
+from lab import demo, experiments, records, results, significance, vocabulary, wmt
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
 from lab.files import LockedError, put_between, write_text
 from lab.model import Shape, Transformer
-from lab.pool import RECORDS, find_record, record_path, run_missing, summary
-from lab.presets import SCALES, Job, untied
+from lab.pool import run_missing, summary
+from lab.presets import SCALES, Job, Scale, is_papers, untied
 from lab.progress import Shown, watch
-from lab.report import MARKS, markdown, render
+from lab.records import RECORDS
+from lab.report import MARKS, documents, render
+from lab.results import Record
 from lab.sharded import Processes
-from lab.train import Options, read_record, run, run_folder
+from lab.train import Options, run, run_folder
 
 
 def show_corpus(arguments: argparse.Namespace) -> int:
@@ -45,13 +46,14 @@ def show_corpus(arguments: argparse.Namespace) -> int:
 def run_one(arguments: argparse.Namespace) -> int:
     """One run, with a progress bar."""
     torch.set_num_threads(arguments.threads)
-    corpus, cache = _corpus(arguments), _cache(arguments)
     scale = SCALES[arguments.scale]
+    if _refused(arguments, scale, "--device", arguments.device):
+        return 2
+    corpus, cache = _corpus(arguments), _cache(arguments)
     if arguments.embedding:
         scale = untied(scale, arguments.embedding)
     scale = replace(scale, autocast=arguments.bfloat16)
     job = Job(arguments.row, scale, arguments.warmup, arguments.seed, arguments.multiplier, _corpus_label(corpus))
-    records = arguments.records or cache / "records"
     processes = Processes()
     if arguments.again and processes.leader:
         shutil.rmtree(run_folder(job, cache), ignore_errors=True)
@@ -59,9 +61,9 @@ def run_one(arguments: argparse.Namespace) -> int:
     bar, tensorboard = processes.leader and not arguments.quiet, processes.leader and arguments.tensorboard
     show = Shown(job, cache, bar, tensorboard)
     pause = arguments.checkpoint_seconds
-    pause = pause if pause is not None else 600.0 if scale.name == "base" else 30.0
+    pause = pause if pause is not None else 600.0 if is_papers(scale) else 30.0
     compiler = "inductor" if arguments.compile else None
-    options = Options(cache, pause, arguments.device, show, processes, arguments.accumulate, compiler)
+    options = Options(cache, pause, arguments.device or "cpu", show, processes, arguments.accumulate, compiler)
     try:
         with show:
             record = run(job, corpus, options)
@@ -69,7 +71,7 @@ def run_one(arguments: argparse.Namespace) -> int:
         print(f"{error}; nothing done.")
         return 1
     if processes.leader:
-        write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
+        records.keep(record, arguments.records or cache / "records")
         print(summary(record))
     processes.leave()
     return 0
@@ -77,27 +79,32 @@ def run_one(arguments: argparse.Namespace) -> int:
 
 def run_table(arguments: argparse.Namespace) -> int:
     """Run what is missing of Table 2."""
-    return _run_all(arguments, experiments.table_2(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.table_2(scale, arguments.seed))
 
 
 def run_table_3(arguments: argparse.Namespace) -> int:
     """Run what is missing of Table 3."""
-    return _run_all(arguments, experiments.table_3(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.table_3(scale, arguments.seed))
 
 
 def run_figure(arguments: argparse.Namespace) -> int:
     """Run what is missing of Figure 1."""
-    return _run_all(arguments, experiments.figure(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.figure(scale, arguments.seed))
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     """Run what is missing of the stability sweep."""
-    return _run_all(arguments, experiments.sweep(SCALES[arguments.scale], arguments.seed))
+    return _run_all(arguments, lambda scale: experiments.sweep(scale, arguments.seed))
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
     """Run all that is missing, then write the report."""
-    status = _run_all(arguments, experiments.everything())
+    corpus = _corpus(arguments)
+    if corpus.name != "debian":
+        print("The reproduction is of Debian's text; `table` takes your own. `demo` works with the generated task.")
+        return 2
+    jobs, folder = experiments.everything(), arguments.records or RECORDS
+    status = 1 if run_missing(jobs, folder, _cache(arguments), corpus.fingerprint()) else 0
     _write_page(arguments.records or RECORDS, Path("runs/report.html"))
     return status
 
@@ -106,88 +113,103 @@ def precision_runs(arguments: argparse.Namespace) -> int:
     """Run what is missing of the experiment on bfloat16 weights in this one process, or show what is there."""
     from lab import precision
 
-    records = arguments.records or RECORDS
+    folder = arguments.records or RECORDS
     if arguments.render:
         docs = Path(__file__).parents[1] / "docs"
-        precision.render(_read_all(records / precision.SCALE.name), docs / "precision.md", docs / "precision.png")
+        precision.render(records.read(folder, precision.SCALE.name), docs / "precision.md", docs / "precision.png")
         return 0
     torch.set_num_threads(1)
     corpus, cache = _corpus(arguments), _cache(arguments)
     if corpus.name != "debian":
         print("Without the corpus there is nothing to run.")
         return 2
-    missing = [job for job in precision.jobs() if read_record(record_path(job, records), job) is None]
+    recorded = records.read(folder, precision.SCALE.name)
+    missing = [job for job in precision.jobs() if records.find(job, recorded) is None]
     print(f"{len(precision.jobs())} runs, {len(missing)} of them to be done.", flush=True)
     for job in missing:
         show = Shown(job, cache, bar=True, tensorboard=False)
         with show:
             record = precision.run(job, corpus, Options(cache, on_progress=show))
-        write_text(record_path(job, records), json.dumps(record, ensure_ascii=False) + "\n")
+        records.keep(record, folder)
         print(summary(record), flush=True)
     return 0
 
 
-def _run_all(arguments: argparse.Namespace, jobs: list[Job]) -> int:
-    if arguments.corpus == "own":
-        print("A corpus of your own goes with `run ROW`, one row at a time.")
+def _run_all(arguments: argparse.Namespace, jobs_of: Callable[[Scale], list[Job]]) -> int:
+    scale = SCALES[arguments.scale]
+    if _refused(arguments, scale, "--devices", arguments.devices):
         return 2
-    corpus = _corpus(arguments)  # built here once, before two processes ask for it
-    if corpus.name != arguments.corpus:
+    corpus, cache = _corpus(arguments), _cache(arguments)  # built here once, before several processes ask for it
+    if corpus.name == "generated" != arguments.corpus:
         print("Without the corpus there is nothing to reproduce; `demo` works with the generated task.")
         return 2
-    failed = run_missing(jobs, arguments.records or RECORDS, _cache(arguments))
-    return 1 if failed else 0
+    vocabulary.train(corpus, scale.vocabulary, cache)
+    label = _corpus_label(corpus)
+    jobs = [replace(job, corpus=label) for job in jobs_of(replace(scale, autocast=arguments.bfloat16))]
+    common = [*_corpus_words(arguments), *["--compile"] * arguments.compile]
+    slots = [["--device", device, *common] for device in arguments.devices or ("cpu", "cpu")]
+    folder = arguments.records or (RECORDS if corpus.name == "debian" else cache / "records")
+    return 1 if run_missing(jobs, folder, cache, corpus.fingerprint(), slots) else 0
+
+
+def _refused(arguments: argparse.Namespace, scale: Scale, option: str, device: object) -> bool:
+    """Say why the paper's own setting is not run on another text, or on a CPU that nobody has named."""
+    if not is_papers(scale):
+        return False
+    if not arguments.wmt and not _own_paths(arguments):
+        print(f"`{scale.name}` is the paper's setting: give it WMT 2014 with --wmt FOLDER, or files of your own.")
+        return True
+    if device is None:
+        print(f"`{scale.name}` is for GPUs: name them with {option} (a CPU is taken if you name it).")
+        return True
+    return False
 
 
 def write_report(arguments: argparse.Namespace) -> int:
-    """Write the page of all records and, if asked for, the tables of the document."""
-    _write_page(arguments.records or RECORDS, arguments.output)
-    if arguments.document:
-        put_between(arguments.document, *MARKS, markdown(_of_the_paper(arguments.records or RECORDS)))
-        print(f"The tables are in {arguments.document}")
+    """Write the page of all records or of a scale's and, if asked for, the tables of the document."""
+    papers = arguments.scale is not None and is_papers(SCALES[arguments.scale])
+    folder = arguments.records or (_cache(arguments) / "records" if papers else RECORDS)
+    _write_page(folder, arguments.output, arguments.scale)
+    if arguments.documents:
+        for document, text in documents(_of_the_paper(folder)).items():
+            put_between(document, *MARKS, text)
+            print(f"The tables are in {document}")
     return 0
 
 
-def _write_page(records: Path, output: Path) -> None:
-    write_text(output, render(_of_the_paper(records)))
+def _write_page(folder: Path, output: Path, scale: str | None = None) -> None:
+    found = _of_the_paper(folder)
+    write_text(output, render([r for r in found if r["config"]["scale"]["name"].startswith(scale or "")]))
     print(f"The report is in {output}")
 
 
-def _of_the_paper(folder: Path) -> list[dict[str, Any]]:
+def _of_the_paper(folder: Path) -> list[Record]:
     """All records but those of the experiment on rounding, which has its own page."""
-    return [record for record in _read_all(folder) if "rounding" not in record["config"]]
+    return [record for record in records.read(folder) if "rounding" not in record["config"]]
 
 
 def compare_runs(arguments: argparse.Namespace) -> int:
     """Print and draw any set of recorded runs."""
     from lab import compare
 
-    records = _of_the_paper(arguments.records or RECORDS)
-    groups = compare.group(records, arguments.runs, arguments.scale)
+    found = _of_the_paper(arguments.records or RECORDS)
+    groups = compare.group(found, arguments.runs, arguments.scale)
     if not groups:
         print(f"There are no records of {' '.join(arguments.runs)} at {arguments.scale}.")
         return 1
-    found = compare.table(records, groups)
+    table = compare.table(found, groups)
     shown = RichTable(box=None, padding=(0, 1))
-    for head in found.heads:
+    for head in table.heads:
         shown.add_column(head, no_wrap=head == "runs")
-    for row in found.rows:
+    for row in table.rows:
         shown.add_row(*row)
     Console().print(shown)
     runs = [run for group in groups.values() for run in group if run["config"]["seed"] == arguments.seed]
     if arguments.significance:
         for line in significance.differences(runs, _corpus(arguments).test, arguments.way):
             print(line)
-    write_text(arguments.output, compare.draw(records, groups))
+    write_text(arguments.output, compare.draw(found, groups))
     print(f"The curves are in {arguments.output}")
-    return 0
-
-
-def keep_significance(arguments: argparse.Namespace) -> int:
-    """Compute the paired bootstrap of the headline's runs and keep it for the report."""
-    records = _of_the_paper(arguments.records or RECORDS)
-    significance.keep(significance.compute(records, _corpus(arguments).test))
-    print(f"Kept in {significance.KEPT}")
     return 0
 
 
@@ -195,10 +217,6 @@ def watch_runs(arguments: argparse.Namespace) -> int:
     """Show the runs at work."""
     watch(_cache(arguments), arguments.once)
     return 0
-
-
-def _read_all(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
 
 
 def show_demo(arguments: argparse.Namespace) -> int:
@@ -215,12 +233,14 @@ def show_demo(arguments: argparse.Namespace) -> int:
     vocabulary.train(corpus, scale.vocabulary, cache)
     if run_missing(jobs, kept, cache):
         return 1
-    records = [record for job in jobs if (record := find_record(job, kept, cache))]
-    print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>11}{'optimizer bytes':>17}{'ms a step':>11}")
-    for record in records:
+    recorded = records.read(kept)
+    found = [record for job in jobs if (record := records.find(job, recorded))]
+    print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>13}{'optimizer bytes':>17}{'ms a step':>11}")
+    for record in found:
         title, loss = demo.NAMES[record["config"]["row"]["name"]], results.dev_loss(record, "decayed")
-        score, speed = results.test_bleu(record, "decayed"), 1000 * demo.step_seconds(record)
-        print(f"{title:<32}{loss:>9.3f}{score:>11.1f}{record['state_bytes']:>17,}{speed:>11.0f}")
+        score, speed = demo.score(record), 1000 * demo.step_seconds(record)
+        print(f"{title:<32}{loss:>9.3f}{score:>13}{record['state_bytes']:>17,}{speed:>11.0f}")
+    print(f"\n{demo.verdict(found)}")
     say = {job.row: _translator(run_folder(job, cache), corpus, cache) for job in jobs}
     sentences = list(demo.SENTENCES) if corpus.name == "help" else [pair.english for pair in corpus.test[:3]]
     for sentence in sentences:
@@ -228,7 +248,7 @@ def show_demo(arguments: argparse.Namespace) -> int:
         for row, translate_ in say.items():
             print(f"  {row}  {translate_(sentence)}")
     output = Path("runs/demo.html")
-    write_text(output, demo.render(records, say, sentences, corpus.test))
+    write_text(output, demo.render(found, say, sentences, corpus.test))
     print(f"\nCurves, costs and more translations, the worst among them, are in {output}")
     print(f"{time.monotonic() - began:.0f} s in all")
     return 0
@@ -270,10 +290,24 @@ def _cache(arguments: argparse.Namespace) -> Path:
 
 
 def _corpus(arguments: argparse.Namespace, instead_of_debian: str = "debian") -> Corpus:
+    cache, own = _cache(arguments), OwnFiles(_own_paths(arguments))
+    if arguments.wmt:
+        own = OwnFiles(wmt.unpack(arguments.wmt, cache), "wmt14")
+    name = "own" if own.paths else instead_of_debian if arguments.corpus == "debian" else arguments.corpus
+    return corpora.load_or_generated(name, cache, own)
+
+
+def _own_paths(arguments: argparse.Namespace) -> dict[str, tuple[Path, Path]]:
     paths = {part: (getattr(arguments, f"{part}_source"), getattr(arguments, f"{part}_target")) for part in PARTS}
-    own = {part: pair for part, pair in paths.items() if all(pair)}
-    name = "own" if own else instead_of_debian if arguments.corpus == "debian" else arguments.corpus
-    return corpora.load_or_generated(name, _cache(arguments), OwnFiles(own))
+    return {part: pair for part, pair in paths.items() if all(pair)}
+
+
+def _corpus_words(arguments: argparse.Namespace) -> list[str]:
+    """The options of a command that say which text is its own, for another command."""
+    words = ["--wmt", str(arguments.wmt)] if arguments.wmt else []
+    for part, (source, target) in _own_paths(arguments).items():
+        words += [f"--{part}-source", str(source), f"--{part}-target", str(target)]
+    return words
 
 
 def _corpus_label(corpus: Corpus) -> str:

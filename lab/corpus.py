@@ -5,13 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
 
 from lab import generated
 from lab.clean import Pair, clean
 from lab.fetch import FetchError, fetch
-from lab.files import locked, write_text
+from lab.files import digest, locked, write_text
 from lab.sources import read_all
 from lab.split import split
 
@@ -22,26 +28,38 @@ EXPECTED = {"lo": 28_492, "deb": 23_292, "ding": 15_314}
 TOLERANCE = 0.15
 
 
+class CorpusError(ValueError):
+    """A text that is not there, or is not what it should be; the message says which."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Training, development and test pairs under a name that tells where they come from."""
 
     name: str
-    train: list[Pair]
-    dev: list[Pair]
-    test: list[Pair]
+    train: Sequence[Pair]
+    dev: Sequence[Pair]
+    test: Sequence[Pair]
 
-    def part(self, name: str) -> list[Pair]:
+    def part(self, name: str) -> Sequence[Pair]:
         """One of the three parts by its name."""
         return {"train": self.train, "dev": self.dev, "test": self.test}[name]
 
     def fingerprint(self) -> str:
         """A short hash of the text: two runs are comparable when it is the same."""
-        digest = hashlib.sha256()
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        found = hashlib.sha256()
         for part in PARTS:
-            for pair in self.part(part):
-                digest.update(f"{part}\t{pair.english}\t{pair.german}\n".encode())
-        return digest.hexdigest()[:16]
+            pairs = self.part(part)
+            if isinstance(pairs, FilePairs):
+                found.update(f"{part}\t{digest(pairs.paths)}\n".encode())
+            else:
+                for pair in pairs:
+                    found.update(f"{part}\t{pair.english}\t{pair.german}\n".encode())
+        return found.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,65 @@ class OwnFiles:
     """Plain-text files of a corpus of one's own, a sentence a line: part → (source, target)."""
 
     paths: dict[str, tuple[Path, Path]] = field(default_factory=dict)
+    name: str = "own"
+
+
+class FilePairs(Sequence[Pair]):
+    """The pairs of two files, read when they are asked for: a process need not hold millions of them.
+
+    A line ends at a line feed and nowhere else: WMT's files have carriage returns and U+2028 inside a line.
+    """
+
+    def __init__(self, source: Path, target: Path) -> None:
+        """Find where lines end.
+
+        Raises:
+            CorpusError: a file is missing, or one has more lines than the other.
+        """
+        self.paths = source, target
+        if missing := [str(path) for path in self.paths if not path.is_file()]:
+            raise CorpusError(f"there is no {' and no '.join(missing)}")
+        self._data = [np.memmap(path, np.uint8, "r") if path.stat().st_size else _EMPTY for path in (source, target)]
+        self._ends = [_line_ends(data) for data in self._data]
+        if len(self._ends[0]) != len(self._ends[1]):
+            raise CorpusError(f"{source.name} has {len(self._ends[0])} lines, {target.name} {len(self._ends[1])}")
+        lengths = (np.diff(ends, prepend=-1) - 1 for ends in self._ends)
+        self._kept = np.flatnonzero(np.minimum(*lengths) > 0)  # a pair has two sides
+
+    def __len__(self) -> int:
+        """How many pairs there are."""
+        return len(self._kept)
+
+    @overload
+    def __getitem__(self, index: int) -> Pair: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Pair]: ...
+
+    def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
+        """One pair, or several."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        line = int(self._kept[index])
+        english, german = (self._line(side, line) for side in (0, 1))
+        return Pair("own", "", english, german)
+
+    def _line(self, side: int, number: int) -> str:
+        ends = self._ends[side]
+        start = int(ends[number - 1]) + 1 if number else 0
+        return self._data[side][start : int(ends[number])].tobytes().decode("utf-8").rstrip("\r")
+
+
+_EMPTY: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+def _line_ends(data: npt.NDArray[np.uint8], at_once: int = 2**24) -> npt.NDArray[np.int64]:
+    """Where the line feeds are; the last line may end without one."""
+    found = [np.flatnonzero(data[start : start + at_once] == ord("\n")) + start
+             for start in range(0, len(data), at_once)]  # fmt: skip
+    if len(data) and data[-1] != ord("\n"):
+        found.append(np.array([len(data)]))
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def cache_folder() -> Path:
@@ -69,12 +146,12 @@ def load(name: str, cache: Path, own: OwnFiles | None = None) -> Corpus:
         return generated_corpus()
     if name == "own":
         if own is None or not {"train", "dev"} <= set(own.paths):
-            raise ValueError("an own corpus needs a source and a target file for train and dev (and may have test)")
-        return Corpus("own", *(_read_own(part, *own.paths[part]) if part in own.paths else [] for part in PARTS))
+            raise CorpusError("an own corpus needs a source and a target file for train and dev (and may have test)")
+        return Corpus(own.name, *(_read_own(part, *own.paths[part]) if part in own.paths else () for part in PARTS))
     if name == "help":
         return help_texts(load("debian", cache))
     if name != "debian":
-        raise ValueError(f"corpus is {name!r}, allowed are 'debian', 'help', 'generated' and 'own'")
+        raise CorpusError(f"corpus is {name!r}, allowed are 'debian', 'help', 'generated' and 'own'")
     folder = cache / "corpus"
     with locked(cache / "corpus.lock"):
         if not (folder / "complete").exists():
@@ -135,7 +212,8 @@ def unexpected(corpus: Corpus) -> list[str]:
         for part, size in HELD_OUT_SIZES.items()
         if len(corpus.part(part)) != size
     ]
-    overlap = {pair.english for pair in corpus.train} & {pair.english for pair in corpus.dev + corpus.test}
+    held_out = {pair.english for part in ("dev", "test") for pair in corpus.part(part)}
+    overlap = {pair.english for pair in corpus.train} & held_out
     return problems + ([f"{len(overlap)} held-out sentences are in the training set"] if overlap else [])
 
 
@@ -158,9 +236,8 @@ def _read_tsv(path: Path) -> list[Pair]:
     return [Pair(domain, "", english, german) for domain, english, german in rows]
 
 
-def _read_own(part: str, source: Path, target: Path) -> list[Pair]:
-    sources = source.read_text(encoding="utf-8").splitlines()
-    targets = target.read_text(encoding="utf-8").splitlines()
-    if len(sources) != len(targets):
-        raise ValueError(f"{part}: {source.name} has {len(sources)} lines, {target.name} {len(targets)}")
-    return [Pair("own", "", *both) for both in zip(sources, targets, strict=True) if all(both)]
+def _read_own(part: str, source: Path, target: Path) -> FilePairs:
+    try:
+        return FilePairs(source, target)
+    except CorpusError as error:
+        raise CorpusError(f"{part}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 
 from sacrebleu.metrics.chrf import CHRF
@@ -25,7 +25,7 @@ SHOWN = 9  # held-out sentences, from the worst to the best
 Said = list[tuple[str, dict[str, str]]]  # a sentence, and what each row makes of it
 
 
-def held_out(records: list[Record], pairs: list[Pair]) -> tuple[Said, list[int]]:
+def held_out(records: list[Record], pairs: Sequence[Pair]) -> tuple[Said, list[int]]:
     """Held-out sentences evenly from the worst to the best translated (chrF, the mean of all rows), and their ranks."""
     texts = {r["config"]["row"]["name"]: unpack(r["translations"])["decayed"] for r in records}
     metric = CHRF()
@@ -39,15 +39,38 @@ def held_out(records: list[Record], pairs: list[Pair]) -> tuple[Said, list[int]]
     return said, [rank + 1 for rank in ranks]
 
 
-def render(records: list[Record], say: dict[str, Callable[[str], str]], sentences: list[str], pairs: list[Pair]) -> str:
+def verdict(records: list[Record]) -> str:
+    """Whether the two scores differ by more than chance, in a sentence."""
+    (first, mine), (second, theirs) = ((test_bleu(r, "decayed"), _interval(r)) for r in records)
+    noise = (mine**2 + theirs**2) ** 0.5
+    told = "level within noise" if abs(first - second) <= noise else "further apart than noise"
+    return (
+        f"With {abs(first - second):.1f} BLEU between them, ± {noise:.1f}, the two are {told}; so short a run of one "
+        "seed decides nothing. docs/reproduction.md tells what longer ones say."
+    )
+
+
+def score(record: Record) -> str:
+    """Test BLEU with half its 95 % interval over the sentences."""
+    return f"{test_bleu(record, 'decayed'):.1f} ± {_interval(record):.1f}"
+
+
+def _interval(record: Record) -> float:
+    return float(record["ways"]["decayed"]["bleu"]["test"]["interval"])
+
+
+def render(
+    records: list[Record], say: dict[str, Callable[[str], str]], sentences: list[str], pairs: Sequence[Pair]
+) -> str:
     """The page."""
     own = [(sentence, {row: translate(sentence) for row, translate in say.items()}) for sentence in sentences]
     said, ranks = held_out(records, pairs)
     count = len(unpack(records[0]["translations"])["decayed"])
     lead = " ".join(
-        f"{NAMES[row]} ends at a dev loss of {dev_loss(r, 'decayed'):.2f} and {test_bleu(r, 'decayed'):.1f} BLEU with "
+        f"{NAMES[row]} ends at a dev loss of {dev_loss(r, 'decayed'):.2f} and {score(r)} BLEU with "
         f"{r['state_bytes']:,} bytes of state." for row, r in _by_row(records).items()
     )  # fmt: skip
+    lead += f" {verdict(records)}"
     body = (
         f"<p>{escape(lead)}</p>{charts([_curves(records, False), _curves(records, True)])}"
         f"<h2>What it costs</h2>{_cost(records)}"

@@ -20,7 +20,7 @@ BOOTSTRAP = 1000  # resamples
 
 
 @torch.inference_mode()
-def held_out_loss(model: Transformer, vocabulary: Vocabulary, pairs: list[Pair], smoothing: float) -> float:
+def held_out_loss(model: Transformer, vocabulary: Vocabulary, pairs: Sequence[Pair], smoothing: float) -> float:
     """The training loss on held-out pairs, the mean over target tokens."""
     was_training = model.training
     model.eval()
@@ -38,7 +38,7 @@ def held_out_loss(model: Transformer, vocabulary: Vocabulary, pairs: list[Pair],
     return total / count
 
 
-def bleu(found: list[str], pairs: list[Pair], samples: int = 0) -> dict[str, Any]:
+def bleu(found: list[str], pairs: Sequence[Pair], samples: int = 0) -> dict[str, Any]:
     """BLEU in all and per domain, half the width of its bootstrap interval, and the first translations."""
     metric = BLEU()
 
@@ -63,7 +63,7 @@ def bleu(found: list[str], pairs: list[Pair], samples: int = 0) -> dict[str, Any
     }
 
 
-def by_domain(pairs: list[Pair]) -> dict[str, list[int]]:
+def by_domain(pairs: Sequence[Pair]) -> dict[str, list[int]]:
     """The numbers of the pairs of each domain."""
     found: dict[str, list[int]] = defaultdict(list)
     for index, pair in enumerate(pairs):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -44,6 +45,16 @@ def put_between(path: Path, begin: str, end: str, text: str) -> None:
     if not first or not second:
         raise ValueError(f"{path} has no place for the tables: the marks {begin.strip()} and {end.strip()}")
     write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """The SHA-256 of files, one after the other."""
+    found = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            while some := stream.read(2**20):
+                found.update(some)
+    return found.hexdigest()
 
 
 @contextmanager

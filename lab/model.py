@@ -23,10 +23,11 @@ class Shape:
     width: int  # d_model
     heads: int
     filter: int  # width inside the feed-forward layers
-    dropout: float = 0.1
+    dropout: float = 0.1  # of embeddings and of what sublayers add
     norm: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x)), as first published
     embedding: str = "scaled"  # a key of EMBEDDINGS
     tied: bool = True  # one matrix for both embeddings and the softmax
+    inner_dropout: float = 0.0  # of attention weights and ReLUs
 
 
 # Table 3 of the paper: initial standard deviation and multiplier of the embeddings, as powers of d_model.
@@ -57,17 +58,18 @@ def projection(width: int, parts: int = 1) -> nn.Linear:
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence to itself."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         """Query, key and value are one matrix."""
         super().__init__()
-        self.heads = heads
-        self.inputs = projection(width, 3)
-        self.output = projection(width)
+        self.heads, self.dropout = shape.heads, shape.inner_dropout
+        self.inputs = projection(shape.width, 3)
+        self.output = projection(shape.width)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, d) → (B, T, d); without a mask every position sees itself and what is before it."""
         query, key, value = split_heads(self.inputs(x), 3, self.heads)
-        seen = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+        dropout = self.dropout if self.training else 0.0
+        seen = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None)
         out: Tensor = self.output(join_heads(seen))
         return out
 
@@ -82,13 +84,13 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Multi-head attention of the decoder to the encoder's output."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         """Key and value are one matrix."""
         super().__init__()
-        self.heads = heads
-        self.query = projection(width)
-        self.key_value = projection(width, 2)
-        self.output = projection(width)
+        self.heads, self.dropout = shape.heads, shape.inner_dropout
+        self.query = projection(shape.width)
+        self.key_value = projection(shape.width, 2)
+        self.output = projection(shape.width)
 
     def read(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the encoder's output, each (B, heads, S, d/heads)."""
@@ -98,24 +100,26 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         """(B, T, d) → (B, T, d)."""
         (query,) = split_heads(self.query(x), 1, self.heads)
-        out: Tensor = self.output(join_heads(F.scaled_dot_product_attention(query, *memory, attn_mask=mask)))
+        dropout = self.dropout if self.training else 0.0
+        out: Tensor = self.output(join_heads(F.scaled_dot_product_attention(query, *memory, mask, dropout)))
         return out
 
 
 class FeedForward(nn.Module):
     """Two linear layers with a ReLU between them."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         """Both layers have biases, zero at first."""
         super().__init__()
-        self.widen, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.dropout = shape.inner_dropout
+        self.widen, self.narrow = nn.Linear(shape.width, shape.filter), nn.Linear(shape.filter, shape.width)
         for layer in (self.widen, self.narrow):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) → (B, T, d)."""
-        out: Tensor = self.narrow(F.relu(self.widen(x)))
+        out: Tensor = self.narrow(F.dropout(F.relu(self.widen(x)), self.dropout, self.training))
         return out
 
 
@@ -127,10 +131,10 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape, cross: bool) -> None:
         """Each sublayer has its norm and a residual connection."""
         super().__init__()
-        self.attention = SelfAttention(shape.width, shape.heads)
+        self.attention = SelfAttention(shape)
         if cross:
-            self.other = CrossAttention(shape.width, shape.heads)
-        self.feed_forward = FeedForward(shape.width, shape.filter)
+            self.other = CrossAttention(shape)
+        self.feed_forward = FeedForward(shape)
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(3 if cross else 2))
         self.pre = shape.norm == "pre"
         self.dropout = shape.dropout

@@ -8,18 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from lab import records
 from lab.presets import Job
-from lab.train import read_record, run_folder
+from lab.results import Record
+from lab.train import run_folder
 
-PROCESSES = 2
-RECORDS = Path(__file__).parent / "records"
+SLOTS: tuple[tuple[str, ...], ...] = ((), ())  # for each process that may run at a time, its own options
 
 
 @dataclass
@@ -27,34 +28,33 @@ class Running:
     """A child process at work on a job."""
 
     job: Job
+    slot: int
     process: subprocess.Popen[bytes]
     task: TaskID
     log: Path
 
 
-def record_path(job: Job, records: Path) -> Path:
-    """Where a job's record is kept for good."""
-    return records / job.scale.name / f"{job.name}.json"
+def run_missing(
+    jobs: list[Job],
+    folder: Path,
+    cache: Path,
+    fingerprint: str | None = None,
+    slots: Sequence[Sequence[str]] = SLOTS,
+) -> list[str]:
+    """Run the jobs that have no record yet, of the text with this fingerprint; returns the names of those that failed.
 
-
-def find_record(job: Job, records: Path, cache: Path) -> dict[str, Any] | None:
-    """A job's record among the kept ones or in the cache."""
-    kept = read_record(record_path(job, records), job)
-    return kept or read_record(run_folder(job, cache) / "record.json", job)
-
-
-def run_missing(jobs: list[Job], records: Path, cache: Path, processes: int = PROCESSES) -> list[str]:
-    """Run the jobs that have no record yet; returns the names of those that failed.
+    As many run at a time as there are `slots`, each of which has options of its own, such as the device.
 
     Stopped by Ctrl-C or killed, it continues where it was when started again. While the file that
     `$ADAFACTOR_LAB_PAUSE` names exists, the runs stand still, so that something else can be measured.
     """
-    missing = [job for job in jobs if read_record(record_path(job, records), job) is None]
+    recorded = records.read(folder)
+    missing = [job for job in jobs if records.find(job, recorded, fingerprint) is None]
     print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them already recorded.", flush=True)
     failed: list[str] = []
     columns = (TextColumn("{task.description:<26}"), BarColumn(30), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as display:
-        whole = display.add_task("all", total=max(1, len(missing)), note="", visible=len(missing) > processes)
+        whole = display.add_task("all", total=max(1, len(missing)), note="", visible=len(missing) > len(slots))
         running: list[Running] = []
         paused = False
         try:
@@ -63,8 +63,10 @@ def run_missing(jobs: list[Job], records: Path, cache: Path, processes: int = PR
                     paused = not paused
                     for child in running:
                         child.process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
-                while missing and len(running) < processes and not paused:
-                    running.append(_start(missing.pop(0), records, cache, display))
+                while missing and len(running) < len(slots) and not paused:
+                    slot = next(i for i in range(len(slots)) if all(child.slot != i for child in running))
+                    words = [*command(missing[0], folder, cache), *slots[slot]]
+                    running.append(_start(missing.pop(0), slot, words, cache, display))
                 time.sleep(0.5)
                 for child in list(running):
                     _show(child, cache, display)
@@ -72,7 +74,7 @@ def run_missing(jobs: list[Job], records: Path, cache: Path, processes: int = PR
                         running.remove(child)
                         display.remove_task(child.task)
                         display.advance(whole)
-                        failed += _report_end(child, records, display)
+                        failed += _report_end(child, folder, display)
         finally:
             for child in running:
                 child.process.terminate()
@@ -85,21 +87,20 @@ def _pause_wanted() -> bool:
     return bool(path) and Path(str(path)).exists()
 
 
-def _start(job: Job, records: Path, cache: Path, display: Progress) -> Running:
-    folder = run_folder(job, cache)
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "log.txt"
+def _start(job: Job, slot: int, words: list[str], cache: Path, display: Progress) -> Running:
+    log = run_folder(job, cache) / "log.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
-        process = subprocess.Popen(command(job, records, cache), stdout=stream, stderr=stream)
-    return Running(job, process, display.add_task(job.name, total=job.scale.steps, note="starting"), log)
+        process = subprocess.Popen(words, stdout=stream, stderr=stream)
+    return Running(job, slot, process, display.add_task(job.name, total=job.scale.steps, note="starting"), log)
 
 
-def command(job: Job, records: Path, cache: Path) -> list[str]:
+def command(job: Job, folder: Path, cache: Path) -> list[str]:
     """The command line that runs a job in a process of its own."""
     words = [sys.executable, "-m", "lab", "run", job.row, "--scale", job.scale.name, "--quiet"]
     words += ["--warmup" if job.warmup else "--no-warmup", "--seed", str(job.seed)]
-    words += ["--corpus", job.corpus, "--cache", str(cache), "--records", str(records)]
-    words += ["--multiplier", repr(job.effective_multiplier)]
+    words += ["--corpus", job.corpus, "--cache", str(cache), "--records", str(folder)]
+    words += ["--multiplier", repr(job.effective_multiplier)] + ["--bfloat16"] * job.scale.autocast
     return words + ([] if job.scale.shape.tied else ["--embedding", job.scale.shape.embedding])
 
 
@@ -111,8 +112,8 @@ def _show(child: Running, cache: Path, display: Progress) -> None:
         display.update(child.task, completed=now["step"], note=note if now["step"] < now["steps"] else "translating")
 
 
-def _report_end(child: Running, records: Path, display: Progress) -> list[str]:
-    record = read_record(record_path(child.job, records), child.job)
+def _report_end(child: Running, folder: Path, display: Progress) -> list[str]:
+    record = records.find(child.job, records.read(folder, child.job.scale.name))
     if child.process.returncode != 0 or record is None:
         tail = child.log.read_text(errors="replace").strip().splitlines()[-1:]
         display.console.print(f"{child.job.name} failed: {' '.join(tail)}", highlight=False)
@@ -121,7 +122,7 @@ def _report_end(child: Running, records: Path, display: Progress) -> list[str]:
     return []
 
 
-def summary(record: dict[str, Any]) -> str:
+def summary(record: Record) -> str:
     """One line on a finished run."""
     if record["diverged"]:
         return f"{record['name']:<26} diverged at step {record['steps']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Shown:
         self._expect(progress, steps)
         if self.writer:
             self.writer.add_scalar("loss", progress.losses[-1], progress.step)
-            if progress.rms_updates:
+            if progress.rms_updates and math.isfinite(progress.rms_updates[-1]):
                 self.writer.add_scalar("rms_update", progress.rms_updates[-1], progress.step)
         if time.monotonic() - self.written > 1 or progress.step == steps:
             self.written = time.monotonic()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from html import escape
+from pathlib import Path
 
-from lab import claims, results, significance, tables
+from lab import claims, results, tables
 from lab.charts import Chart, Line, frame, ticks
 from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS, SWEPT
 from lab.results import FAILS, HOLDS, Record
@@ -15,14 +16,15 @@ from lab.table import PAPER_STEPS, ROWS, TABLE_2
 from lab.tables import WAY_NAMES, Table
 from lab.train import WAYS
 
-MARKS = "<!-- from the records: python -m lab report --document docs/reproduction.md -->\n", "<!-- end -->\n"
+MARKS = "<!-- from the records: python -m lab report --documents -->\n", "<!-- end -->\n"
+DOCS = Path(__file__).parents[1] / "docs"
 COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2", "O+": "c4"}
 
 
 def render(records: list[Record]) -> str:
     """The page: every section that has records, the verdicts first."""
-    sections = (_claims, _headline, _step_sizes, _suspects, _stability, _figure, _table_2, _table_3, _memory, _samples,
-                _settings)  # fmt: skip
+    sections = (_claims, _papers_own, _headline, _step_sizes, _suspects, _stability, _figure, _table_2, _table_3,
+                _memory, _samples, _settings)  # fmt: skip
     body = "".join(section(records) for section in sections)
     return page(
         "Adafactor: the paper's experiments",
@@ -32,12 +34,14 @@ def render(records: list[Record]) -> str:
     )
 
 
-def markdown(records: list[Record]) -> str:
-    """The tables of the page, for the document."""
-    made = [claims.table(records), *(tables.headline(records, scale) for scale in ("small", "quarter"))]
-    made += [significance.table(), tables.step_sizes(records), tables.suspects(records), tables.table_2(records)]
-    made += [tables.stability(records), tables.table_3(records), tables.times(records)]
-    return "\n".join(table.markdown() for table in made if table)
+def documents(records: list[Record]) -> dict[Path, str]:
+    """What stands between the marks of each document: the claims in one, all other tables in the other."""
+    made = [*(tables.headline(records, scale) for scale in ("long", "small", "quarter"))]
+    made += [tables.over_the_run(records), tables.step_sizes(records)]
+    made += [tables.suspects(records), tables.table_2(records), tables.stability(records), tables.table_3(records)]
+    made += [tables.times(records)]
+    every = {"reproduction.md": [claims.table(records)], "reproduction-tables.md": made}
+    return {DOCS / name: "\n".join(table.markdown() for table in found if table) for name, found in every.items()}
 
 
 def page(title: str, body: str) -> str:
@@ -86,6 +90,10 @@ def _claims(records: list[Record]) -> str:
     for verdict, style in ((HOLDS, "holds"), (FAILS, "fails"), (results.UNDECIDED, "open")):
         text = text.replace(f'<td class="">{verdict}</td>', f'<td><span class="{style}">{verdict}</span></td>')
     return text
+
+
+def _papers_own(records: list[Record]) -> str:
+    return "".join(section(table) for table in tables.papers_own(records))
 
 
 def curve_line(runs: list[Record], label: str, style: str) -> Line:
@@ -139,7 +147,7 @@ def _headline(records: list[Record]) -> str:
         drawn = [curves("Training loss, each row at its best step size", groups, COLOURS)] if groups else []
         drawn += [ways_chart(records, groups, COLOURS, bleu) for bleu in (False, True)] if groups else []
         text += section(tables.headline(records, scale), charts(drawn))
-    return text + section(significance.table())
+    return text + section(tables.over_the_run(records))
 
 
 def _step_sizes(records: list[Record]) -> str:

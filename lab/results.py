@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ UNIGRAM = 6.19  # the dev loss at `hard` of a model that knows only how often ea
 NEAR = 0.1  # of the best loss: which step sizes count as good
 LEARNED = 0.5  # of the best setting's loss: runs that end further off are unsteady, and have noise of their own
 SAME_LOSS = 0.05  # two rows whose losses differ by less do equally well
-SAME_BLEU = 0.5  # the same for BLEU: what the paper calls similar differs by up to this
 
 
 def select(records: Iterable[Record], scale: str, tied: bool = True, **wanted: Any) -> list[Record]:
@@ -51,10 +51,15 @@ def dev_loss(record: Record, way: str = "last") -> float:
     return math.nan if found is None else float(found)
 
 
+def bleu(record: Record, way: str, part: str) -> float:
+    """The BLEU of one way to evaluate on the dev or the test set; NaN where there is none."""
+    found = (record if way == "last" else record.get("ways", {}).get(way, {})).get("bleu", {})
+    return float(found[part]["all"]) if part in found else math.nan
+
+
 def test_bleu(record: Record, way: str = "last") -> float:
     """The test BLEU of one way to evaluate; NaN where there is none."""
-    found = (record if way == "last" else record.get("ways", {}).get(way, {})).get("bleu", {})
-    return float(found["test"]["all"]) if "test" in found else math.nan
+    return bleu(record, way, "test")
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,27 @@ def difference(
         return Difference(math.nan, math.inf, 0)
     mean = sum(a - b for a, b in pairs) / len(pairs)
     return Difference(-mean if bleu else mean, noise.half(len(pairs), settings=2), len(pairs))
+
+
+def paired(first: list[Record], second: list[Record], way: str) -> Difference:
+    """First minus second in dev loss, seed by seed, with Student's interval of these differences alone."""
+    ours, theirs = ({r["config"]["seed"]: dev_loss(r, way) for r in side} for side in (first, second))
+    gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    gaps = [gap for gap in gaps if math.isfinite(gap)]
+    if len(gaps) < 2:
+        return Difference(mean(gaps), math.inf, len(gaps))
+    half = STUDENT[len(gaps) - 2] * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return Difference(mean(gaps), half, len(gaps))
+
+
+def tenths(first: Record, second: Record) -> list[float]:
+    """First minus second in training loss, the means over the ten tenths of a run of both."""
+    steps, theirs = first["config"]["scale"]["steps"], dict(map(tuple, second["curve"]))
+    parts: list[list[float]] = [[] for _ in range(10)]
+    for step, loss in first["curve"]:
+        if step in theirs:
+            parts[min(9, (step - 1) * 10 // steps)].append(loss - theirs[step])
+    return [mean(part) for part in parts]
 
 
 def is_settled(record: Record) -> bool:

@@ -37,6 +37,11 @@ class Processes:
             device = next(model.parameters()).device.type
             fully_shard(model, mesh=init_device_mesh(device, (self.size,)))
 
+    def seed(self, seed: int, step: int) -> None:
+        """Give each process dropout of its own: a function of seed, step and process, so that a run can continue."""
+        if self.size > 1:
+            torch.manual_seed(hash((seed, step, self.rank)) % 2**63)
+
     def share(self, batch: Batch) -> tuple[Batch, float]:
         """This process's sentences, and the weight of their mean loss in that of the batch.
 

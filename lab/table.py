@@ -25,7 +25,7 @@ class Row:
     beta2: float | None = 0.999  # None: 1 − t^−decay_rate
     decay_rate: float = 0.8
     clip: float | None = None
-    step: str = "absolute"  # α = 0.1·s; "relative": ρ = s; "sgd": lr = scale·s
+    step: str = "absolute"  # α = 0.1·s; "relative": ρ = s; "sgd": lr = scale·s; "2017": as Vaswani et al. have it
     scale: float = 0.1
     warm: float = DIVERGED
     cold: float = DIVERGED
@@ -69,11 +69,12 @@ TABLE_2 = (
     Row("Q200", step="sgd", scale=200.0, warm=24.3),
     Row("Q300", step="sgd", scale=300.0),
 )  # fmt: skip
-# Table 3's Adam: the second-moment decay of Vaswani et al. (2017).
+# Table 3's Adam: the second-moment decay of Vaswani et al. (2017); at the paper's own scale also their step size.
 ADAM = Row("Adam", beta1=0.9, beta2=0.98)
+ADAM_2017 = Row("Adam2017", beta1=0.9, beta2=0.98, step="2017", scale=1.0)
 # Between N and O: N factored, which is O with absolute steps.
 NF = Row("NF", factored="outer", beta2=None, clip=1.0)
-ROWS = {row.name: row for row in (*TABLE_2, ADAM, NF)}
+ROWS = {row.name: row for row in (*TABLE_2, ADAM, ADAM_2017, NF)}
 
 # Table 3: embedding scheme → the paper's BLEU with Adam and with Adafactor.
 TABLE_3 = {"scaled": (26.4, 26.6), "unit": (25.8, 26.4), "plain": (24.2, 25.4)}
@@ -88,6 +89,11 @@ def schedule(step: int, steps: int, warmup: bool) -> float:
     """
     t = step * PAPER_STEPS / steps
     return min(1e-6 * t if warmup else 1e-2, 1 / math.sqrt(t))
+
+
+def schedule_2017(t: int, width: int, warmup: int = 4000) -> float:
+    """The step size of Vaswani et al. (2017, equation 3), for a model of this width."""
+    return float(width**-0.5 * min(t**-0.5, t * warmup**-1.5))
 
 
 def make_optimizer(row: Row, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

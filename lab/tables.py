@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lab import results
-from lab.experiments import COMPARED, SWEEP_ROWS, SWEPT
+from lab.experiments import COMPARED, SWEEP_ROWS, SWEPT, table_3_adam
 from lab.presets import SCALES
 from lab.results import Record
 from lab.table import ROWS, TABLE_2, TABLE_3
@@ -77,8 +77,41 @@ def headline(records: list[Record], scale: str) -> Table | None:
     )
     if any("ways" not in r for r in results.select(records, scale)):
         note += " Runs without the other two evaluations are older; their dev loss is of 300 sentences, not of 1,000."
-    name = "`small`" if scale == "small" else "a quarter of `small`'s length"
+    name = "a quarter of `small`'s length" if scale == "quarter" else f"`{scale}`"
     return Table(f"Adam and Adafactor at {name}", note, [*heads, "bytes of state"], rows, 2) if rows else None
+
+
+DIFFERENCES = (
+    ("long", "O", False, 2.5, "B", True, 5.0),
+    ("small", "O", False, 3.0, "B", True, 6.0),
+    ("small", "O", False, 3.0, "B", True, 3.0),
+    ("small", "O", False, 3.0, "O", True, 3.0),
+    ("small", "O", True, 3.0, "N", True, 3.0),
+    ("quarter", "O", False, 6.0, "O", True, 6.0),
+    ("mini", "O", False, 3.0, "B", True, 3.0),
+)
+
+
+def over_the_run(records: list[Record]) -> Table | None:
+    """How the difference in training loss between two rows goes through a run, tenth by tenth."""
+    rows = []
+    for scale, *settings in DIFFERENCES:
+        first, second = ({r["config"]["seed"]: r for r in results.select(records, scale, row=row, warmup=warm,
+                                                                      multiplier=multiplier)}
+                         for row, warm, multiplier in (settings[:3], settings[3:]))  # fmt: skip
+        gaps = [results.tenths(first[seed], second[seed]) for seed in first if seed in second]
+        if gaps:
+            names = [
+                f"{row}{'' if warm else ' without warm-up'} ×{m:g}" for row, warm, m in (settings[:3], settings[3:])
+            ]
+            means = [f"{results.mean(tenth):+.2f}".replace("-", "−") for tenth in zip(*gaps, strict=True)]
+            rows.append([f"`{scale}`: {names[0]} − {names[1]}", str(len(gaps)), *means])
+    note = (
+        "One seed is the same batches for all rows, so training losses can be subtracted step by step. Means over "
+        "tenths of the run and over the seeds that both rows have."
+    )
+    heads = ["difference", "seeds", *(f"{tenth}." for tenth in range(1, 11))]
+    return Table("The difference in training loss over the run", note, heads, rows) if rows else None
 
 
 def step_sizes(records: list[Record]) -> Table | None:
@@ -216,10 +249,43 @@ def table_3(records: list[Record]) -> Table | None:
     )
 
 
+def papers_own(records: list[Record]) -> list[Table]:
+    """Tables 2 and 3 at the paper's own scale, its cells beside the measured ones."""
+    note = (
+        "BLEU of newstest2013 with beam 4: the last weights / the mean of the last tenth's / after a decay to zero. "
+        "The score is sacreBLEU's, which is not the paper's tokenised one: compare rows, not single values."
+    )
+    rows = []
+    for row in TABLE_2:
+        both = [results.select(records, "base", row=row.name, warmup=warm) for warm in (True, False)]
+        if any(both):
+            pairs = zip((row.warm, row.cold), both, strict=True)
+            rows.append([row.name, row.describe(), *(cell for pair in pairs for cell in _beside(*pair))])
+    heads = ["", "optimizer", "paper, warm-up", "measured", "paper, none", "measured"]
+    made = [Table("Table 2 at the paper's scale", note, heads, rows, 2)] if rows else []
+    rows = []
+    for embedding, paper in TABLE_3.items():
+        both = [results.select(records, "base3", tied=False, embedding=embedding, row=row)
+                for row in (table_3_adam("base3"), "O")]  # fmt: skip
+        if any(both):
+            rows.append([embedding, *(cell for pair in zip(paper, both, strict=True) for cell in _beside(*pair))])
+    heads = ["embedding", "paper, Adam", "measured", "paper, Adafactor", "measured"]
+    return made + ([Table("Table 3 at the paper's scale", note, heads, rows)] if rows else [])
+
+
+def _beside(paper: float, runs: list[Record]) -> list[str]:
+    """The paper's BLEU, and those of the dev set that were measured."""
+    theirs = "diverged" if math.isnan(paper) else f"{paper:.1f}"
+    if not runs or all(run["diverged"] for run in runs):
+        return [theirs, "diverged" if runs else "–"]
+    found = [results.mean(results.bleu(run, way, "dev") for run in runs) for way in WAYS]
+    return [theirs, " / ".join(number(value, 1) for value in found)]
+
+
 def times(records: list[Record]) -> Table | None:
     """What each experiment took."""
     rows = []
-    for scale in ("small", "quarter", "wide", "mini", "hard"):
+    for scale in ("long", "small", "quarter", "wide", "mini", "hard", "pattern"):
         runs = [r for r in records if r["config"]["scale"]["name"] == scale]
         if runs:
             wall = sum(r["train_seconds"] + r["evaluate_seconds"] for r in runs)

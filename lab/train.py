@@ -25,7 +25,7 @@ from lab.machine import commit, keep_freed_memory, versions
 from lab.model import Transformer
 from lab.presets import Job
 from lab.sharded import Processes
-from lab.table import make_optimizer, schedule, state_bytes
+from lab.table import PAPER_STEPS, make_optimizer, schedule, schedule_2017, state_bytes
 
 WATCHED = "decoder.0.feed_forward.widen.weight"  # the matrix whose RMS(U) is recorded (Figure 1)
 CURVE_POINTS = 100
@@ -114,7 +114,8 @@ class Trainer:
         self.job, self.corpus, self.options = job, corpus, options
         self.folder = run_folder(job, options.cache)
         self.vocabulary = vocabulary.train(corpus, job.scale.vocabulary, options.cache)
-        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens, job.scale.longest)
+        encoded = options.cache / "encoded" / f"{corpus.name}-{corpus.fingerprint()}-{job.scale.vocabulary}"
+        self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens, job.scale.longest, encoded)
         torch.manual_seed(job.seed)
         self.device = torch.device(options.device)
         self.model = Transformer(job.scale.shape, len(self.vocabulary)).to(self.device)
@@ -182,12 +183,13 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad()
+        self.processes.seed(self.job.seed, progress.step)
         progress.losses += self.processes.mean(self._backward(batch))
         progress.tokens += batch.tokens
         progress.diverged = has_diverged(progress.losses, self.initial_loss)
         if not progress.diverged:
             self.optimizer.step()
-            progress.rms_updates.append(self._rms_update())
+            progress.rms_updates.append(self._rms_update() if self._is_in_curve() else math.nan)
             if self.job.scale.branch and progress.step in snapshots(self.job.scale.steps):
                 for name, value in self.processes.whole(self.model.state_dict()).items():
                     self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
@@ -207,8 +209,17 @@ class Trainer:
     def _rate(self) -> float:
         """The step size of the step that is counted already; after the last step it falls to zero in a line."""
         job, step, last = self.job, self.progress.step, self.job.scale.steps
-        rate = job.effective_multiplier * job.settings.scale * schedule(min(step, last), last, job.warmup)
+        now = min(step, last)
+        if job.settings.step == "2017":
+            shape = schedule_2017(now, job.scale.shape.width)
+        else:
+            shape = schedule(now, last if job.scale.compressed else PAPER_STEPS, job.warmup)
+        rate = job.effective_multiplier * job.settings.scale * shape
         return rate if step <= last else rate * (1 - (step - last) / (job.scale.branch + 1))
+
+    def _is_in_curve(self) -> bool:
+        """Whether the figure shows this step: reading all parameters' figures after every one would cost a GPU time."""
+        return (self.progress.step - 1) % stretch(self.job.scale.steps) == 0
 
     def _rms_update(self) -> float:
         if not hasattr(self.optimizer, "report"):
@@ -316,12 +327,16 @@ def smooth(losses: list[float]) -> float:
     return sum(last) / len(last) if last else math.nan
 
 
+def stretch(steps: int) -> int:
+    """How many steps a point of a curve stands for."""
+    return max(1, math.ceil(steps / CURVE_POINTS))
+
+
 def thin(values: list[float], every: bool = False) -> list[list[float]]:
     """At most CURVE_POINTS pairs of (step, value): means of stretches or, if `every`, single values."""
-    stretch = max(1, math.ceil(len(values) / CURVE_POINTS))
-    points = []
-    for start in range(0, len(values), stretch):
-        part = [value for value in values[start : start + stretch] if math.isfinite(value)]
+    points, each = [], stretch(len(values))
+    for start in range(0, len(values), each):
+        part = [value for value in values[start : start + each] if math.isfinite(value)]
         if part:
             value = part[0] if every else sum(part) / len(part)
             points.append([start + (1 if every else len(part)), round(value, 4)])

@@ -41,7 +41,7 @@ def train(corpus: Corpus, size: int, cache: Path) -> Vocabulary:
         if not path.exists():
             model = io.BytesIO()
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter([side for p in corpus.train for side in (p.english, p.german)]),
+                sentence_iterator=(side for p in corpus.train for side in (p.english, p.german)),
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=size,

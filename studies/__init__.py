@@ -8,7 +8,8 @@
 | `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
 | `gpu_counts` | docs/gpu-counted.md | `python -m studies.gpu_counts` |
 | `weight_growth` | docs/reproduction.md, how large the weights have become | `python -m studies.weight_growth RUN …` |
+| `moving_in` | docs/migrate.md, torch.optim's Adafactor and AdamW | `python -m studies.moving_in torch` |
 | `front` | the picture in README.md | `python -m studies.front` |
 
-`results/epyc-2-cores.json` is what `adafactor bench` measured for docs/performance.md.
+`results/epyc-2-cores.json` is what `adafactor bench` measured for docs/performance-tables.md.
 """

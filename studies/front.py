@@ -1,4 +1,4 @@
-"""The pictures of the first pages: what a step of GPT-2 small costs, and how the lab's runs learn, from their records.
+"""The pictures of the first pages, from committed records: what a step costs, and losses of the lab's runs.
 
 python -m studies.front
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import mean, median
+
+from lab import records
 
 ROOT = Path(__file__).parents[1]
 RECORD, PICTURE = ROOT / "studies" / "results" / "epyc-2-cores.json", ROOT / "docs" / "front.png"
@@ -23,7 +25,7 @@ LABELS = {  # contender: label, where it stands beside its point
 }
 
 LOSSES = ROOT / "docs" / "losses.png"
-RUNS = {  # of lab/records/small, three seeds each: label, colour
+RUNS = {  # at `small`, three seeds each: label, colour
     "small-B-warm-x6": ("Adam with momentum and warm-up: 11.5 MB of state", "#8a8a8a"),
     "small-O-cold-x3": ("Adafactor with neither: 79 kB", "#1f4fa3"),
 }
@@ -79,8 +81,9 @@ def draw(path: Path) -> None:
 
 def curve(run: str) -> tuple[list[int], list[float]]:
     """Steps, and training losses in the mean over the seeds."""
-    paths = sorted((ROOT / "lab" / "records" / "small").glob(f"{run}-s*.json"))
-    curves = [json.loads(path.read_text(encoding="utf-8"))["curve"] for path in paths]
+    curves = [
+        record["curve"] for record in records.read(records.RECORDS, "small") if record["name"].startswith(f"{run}-s")
+    ]
     return [step for step, _ in curves[0]], [mean(loss for _, loss in at) for at in zip(*curves, strict=True)]
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor, plan, step_in_backward
 from adafactor.bench.memory import ENVIRONMENT, PEAK, status
@@ -118,9 +121,35 @@ def make(key: str, params: Sequence[Tensor], adamw: str, backend: str) -> Optimi
     return torch.optim.AdamW(params, fused=adamw == "fused", foreach=adamw == "foreach")
 
 
-def square() -> torch.nn.Module:
+def square() -> torch.nn.Linear:
     """One matrix of 64 MiB in float32."""
     return torch.nn.Linear(4096, 4096, bias=False)
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of new tensors that exist at one time while it is entered, on any device, also on meta."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        super().__init__()
+        self.peak = self.now = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count the memory that the operation made, until it is gone."""
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = function(*args, **(kwargs or {}))
+        for storage in [t.untyped_storage() for t in tree_leaves(made) if isinstance(t, Tensor)]:
+            if storage._cdata not in given | self.known:
+                self.known.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return made
+
+    def _free(self, storage: int, size: int) -> None:
+        self.known.discard(storage)
+        self.now -= size
 
 
 def peak_bytes(key: str, model: str = MODEL, adamw: str = "fused", backend: str = "auto") -> int:

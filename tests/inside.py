@@ -51,6 +51,11 @@ def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     return float(job_of(optimizer, p)["x2_after"])
 
 
+def let_modes_miss_the_step(patch: pytest.MonkeyPatch) -> None:
+    """Let a compiled step be taken although a dispatch mode looks on."""
+    patch.setattr(kernels, "is_watched", lambda: False)
+
+
 def forget_walk_orders() -> None:
     """Forget how tensors were cut into units."""
     walk_order.factored_order.cache_clear()
@@ -61,6 +66,14 @@ def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let so many elements be worth a thread's while; `conftest.small_units` is this with the cleaning up."""
     patch.setattr(walk_order, "UNIT", size)
     forget_walk_orders()
+
+
+def forget_loaded_parts() -> None:
+    """Make the next compiled step look for its parts, as the first one of a process does."""
+    from adafactor.kernels.cpu import native
+
+    native.ready.cache_clear()
+    native.parts.parts_of.cache_clear()
 
 
 def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:

@@ -151,6 +151,10 @@ class Row:
             return float(1 - float(t) ** -self.c)
         return self.beta2 * (1 - self.beta2 ** (t - 1)) / (1 - self.beta2**t)
 
+    def newest(self, t: int) -> float:
+        """1 − β̂₂ₜ, the weight of the newest square, where β̂₂ₜ is too near 1 for a difference."""
+        return float(t) ** -self.c if self.beta2 is None else 1 - self.beta2_hat(t)
+
 
 @dataclass
 class Memory:
@@ -166,13 +170,13 @@ class Memory:
 
 def second_moment(row: Row, g: Array, t: int, memory: Memory) -> Array:
     """V̂ₜ by the row's estimator. `g` has the factored axes last, or fewer than two axes."""
-    b = row.beta2_hat(t)
+    b, w = row.beta2_hat(t), row.newest(t)
     q = g**2 + row.eps1
     if row.estimator == "none" or g.ndim < 2:
-        memory.v = b * memory.v + (1 - b) * q
+        memory.v = b * memory.v + w * q
         return np.asarray(memory.v)
-    memory.r = b * memory.r + (1 - b) * q.sum(-1, keepdims=True)
-    memory.c = b * memory.c + (1 - b) * q.sum(-2, keepdims=True)
+    memory.r = b * memory.r + w * q.sum(-1, keepdims=True)
+    memory.c = b * memory.c + w * q.sum(-2, keepdims=True)
     if row.estimator == "row":
         return np.broadcast_to(memory.r / g.shape[-1], g.shape)
     if row.estimator == "column":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 Scalar = float | Tensor
+Decay = tuple[Scalar, Scalar]  # β̂ and 1 − β̂: a difference has no digits where β̂ is all but 1, as for c > 1
 
 
 def relative_step(t: Scalar, lr: Scalar, decay: str | None) -> Scalar:
@@ -23,28 +24,30 @@ def relative_step(t: Scalar, lr: Scalar, decay: str | None) -> Scalar:
     return (t**-0.5).clamp(max=lr) if isinstance(t, Tensor) else min(lr, t**-0.5)
 
 
-def corrected_decay(t: Scalar, beta: float) -> Scalar:
+def corrected_decay(t: Scalar, beta: float) -> Decay:
     """β̂ₜ = β·(1 − βᵗ⁻¹)/(1 − βᵗ): Adam's bias correction as a decay rate (§7.1; Algorithm 3, lines 4–5)."""
-    return beta * (1 - beta ** (t - 1)) / (1 - beta**t)
+    decay = beta * (1 - beta ** (t - 1)) / (1 - beta**t)
+    return decay, 1 - decay
 
 
-def increasing_decay(t: Scalar, c: float) -> Scalar:
+def increasing_decay(t: Scalar, c: float) -> Decay:
     """β̂₂ₜ = 1 − t⁻ᶜ (§7.2; Algorithm 6, line 5). Zero at t = 1, so nothing needs a bias correction."""
-    return 1 - t**-c
+    weight = t**-c
+    return 1 - weight, weight
 
 
-def second_moment_decay(t: Scalar, beta2: float | None, c: float) -> Scalar:
+def second_moment_decay(t: Scalar, beta2: float | None, c: float) -> Decay:
     """β̂₂ₜ: the corrected constant where β₂ is given, else the increasing schedule."""
     return increasing_decay(t, c) if beta2 is None else corrected_decay(t, beta2)
 
 
-def average(old: Tensor, new: Tensor, decay: Scalar) -> Tensor:
+def average(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
     """β̂ₜ·old + (1 − β̂ₜ)·new (Algorithm 4, lines 5–6), in the precision of `new`.
 
     A sum of two positive terms, never old + (new − old)·(1 − β̂ₜ): that is zero where `new` is below the last digit of
     `old`. Each operation is rounded on its own, so every rank gets the same bits; `lerp` fuses some.
     """
-    return old.to(new.dtype) * decay + new * (1 - decay)
+    return old.to(new.dtype) * decay + new * weight
 
 
 def row_scale(row: Tensor, mean: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.scaling import Scaling
 from adafactor.settings import CheckedGroups, Settings, from_text, rename_momentum
-from adafactor.sharding import Ranks, Shard
+from adafactor.sharding import Agreement, Ranks, Shard
 from adafactor.signals import held_back
 from adafactor.step import step
 from adafactor.warn import warn
@@ -74,7 +74,8 @@ class Adafactor(Optimizer):
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
-            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`.
+            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`. While
+            a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -148,6 +149,8 @@ class Adafactor(Optimizer):
         self._traces: Any = WeakTensorKeyDictionary()  # what is behind `report()`
         self._made_for: Any = WeakTensorKeyDictionary()  # the layout and `momentum_of` that a state was made for
         self._warned = self._fell_back = False
+        # after load_state_dict the ranks have to agree anew; the others may not know and expect the same sums as before
+        self._agreement = Agreement(self._agreement.shards if hasattr(self, "_agreement") else [])
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
@@ -248,7 +251,8 @@ class Adafactor(Optimizer):
             False for a parameter that is in no group (any more), and so takes no step.
         """
         settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
-        bucket = self._buckets.get(only)
+        watched = kernels.is_watched()
+        bucket = None if watched else self._buckets.get(only)
         if bucket is None or not bucket.holds(self.backend, self.param_groups, settings, self.state):
             if only is not None and not any(True for _ in self._entries(only)):
                 self._buckets.pop(only, None)
@@ -260,7 +264,8 @@ class Adafactor(Optimizer):
             grads = bucket.gradients(self.param_groups)
         assert grads is not None
         if bucket.ranks is not None or any(g is not None for g in grads):
-            self._flush(only)
+            if not watched:
+                self._flush(only)
             grads = bucket.match(grads)
             self._warn_of_fallback(bucket)
             if skipped := step(bucket, grads, settings, Scaling.of(self)):
@@ -284,8 +289,10 @@ class Adafactor(Optimizer):
             settings: of each group.
             known: a bucket whose parameters are as they were; those without a gradient this time stay in.
         """
-        old = self._buckets.pop(only, None)
-        if old is not None:
+        watched = kernels.is_watched()  # then this bucket is for one step: what is in it may be the mode's own
+        old = self._buckets.get(only)
+        if old is not None and not watched:
+            del self._buckets[only]
             old.flush()
         before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
         staying = set() if known is None else {parameter.p for parameter in known.parameters}
@@ -299,12 +306,14 @@ class Adafactor(Optimizer):
             if p.grad is None and p not in staying and not (sharded and p.requires_grad):
                 continue  # a sharded one without a gradient here may have one on other ranks
             parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
-        ranks = Ranks(parameters) if any(p.shard is not None for p in parameters) else None
+        ranks = Ranks(parameters, self._agreement) if any(p.shard is not None for p in parameters) else None
+        backend = "eager" if watched else self.backend
         bucket = Bucket(
-            parameters, ranks, self.backend, self.param_groups, settings, self.state, None if only is None else place
+            parameters, ranks, backend, self.param_groups, settings, self.state, None if only is None else place
         )
-        self._buckets[only] = bucket
-        self._forget_what_left()
+        if not watched:
+            self._buckets[only] = bucket
+            self._forget_what_left()
         return bucket
 
     def _parameter(

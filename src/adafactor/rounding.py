@@ -17,6 +17,7 @@ from torch import Tensor
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 WORD = 2**32 - 1
 CUT = {torch.bfloat16: 16, torch.float16: 13}  # bits of a float32 that its dtype does not have
+HALF_UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # in the last place of a number from 1 to 2
 SMALLEST_NORMAL_HALF = 2.0**-14
 SMALLEST_HALF = 2.0**-24
 
@@ -85,6 +86,15 @@ def _subnormal(value: Tensor, random: Tensor) -> Tensor:
     below = units.floor()
     up = (random >> 8).float() * 2.0**-24 < units - below
     return torch.copysign((below + up) * SMALLEST_HALF, value)
+
+
+def remainder(kept: Tensor, x: Tensor) -> Tensor:
+    """What rounding took away from X, a float32 of now; nothing where it is too much for that X.
+
+    It is at most half a unit in the last place of what it was taken from. Where it is more, X was written over since.
+    """
+    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32)  # of two, X's own
+    return torch.where(kept.abs() <= power * HALF_UNIT[kept.dtype], kept, 0)
 
 
 def lost(value: Tensor, rounded: Tensor) -> Tensor:

@@ -62,9 +62,9 @@ class Settings:
 
     def rates(self, t: Scalar) -> Rates:
         """Return the rates of step t (Algorithm 6)."""
-        beta2 = eq.second_moment_decay(t, self.beta2, self.decay_rate)
-        beta1 = eq.corrected_decay(t, self.beta1) if self.momentum_of == "gradient" else self.beta1
-        return Rates(beta2, 1 - beta1, 1 - beta2, eq.relative_step(t, self._lr(t), self.lr_decay))
+        beta2, w2 = eq.second_moment_decay(t, self.beta2, self.decay_rate)
+        w1 = eq.corrected_decay(t, self.beta1)[1] if self.momentum_of == "gradient" else 1 - self.beta1
+        return Rates(beta2, w1, w2, eq.relative_step(t, self._lr(t), self.lr_decay))
 
     def _lr(self, t: Scalar) -> Scalar:
         """The learning rate where t is: a tensor lr is read on the host only for a parameter that lives there."""

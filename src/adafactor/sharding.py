@@ -15,17 +15,21 @@ The factors are cut as their parameter is, and never gathered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from hashlib import sha256
+from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from adafactor import sums
 from adafactor.dtensor import beginning, cut_axis, drop, is_sharded, local
 from adafactor.layout import Layout, statistics_dtype, sum_dtype
+from adafactor.settings import RATES, Settings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
 
     from adafactor.bucket import Gradients, Parameter
     from adafactor.step import Update
+
+SWEEPS = 3  # of a question: in a mesh of three dimensions an answer has reached every rank after so many
+SAME = "all ranks of a mesh need the same parameters in the same order, with the same settings and step"
+ALONE = "state, parameters or settings changed on some ranks of a mesh and not on others"
+Facts = dict[str, Any]  # what of a parameter must be the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,20 @@ class Group(NamedTuple):
     handle: ProcessGroup
     size: int
     device: str
+
+    def ranks(self) -> list[int]:
+        """Their numbers among all processes."""
+        import torch.distributed as dist
+
+        return dist.get_process_group_ranks(self.handle)
+
+    def ask(self, value: Any) -> list[Any]:
+        """The value of each rank, of any size."""
+        import torch.distributed as dist
+
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self.handle)
+        return values
 
 
 class Shard:
@@ -148,6 +171,19 @@ class Shard:
 Term = tuple[Tensor, tuple[Group, ...]]  # a sum, and the groups over which it is partial
 
 
+@dataclass
+class Agreement:
+    """What the ranks last agreed on. It outlives a bucket.
+
+    They ask each other at the first step. A rank where something has changed since then takes part in the first
+    reduction of its next step with the sizes that the others expect, and says so in place of which gradients it has. So
+    all of them know it at once, and steps between which nothing changes send nothing more.
+    """
+
+    shards: list[Shard] = field(default_factory=list)
+    facts: list[Facts] | None = None  # one for each shard; None: never asked, or a state was loaded since
+
+
 class Ranks:
     """The sharded parameters of a bucket: the same ones in the same order on every rank.
 
@@ -155,17 +191,25 @@ class Ranks:
     alone knows, and a gradient that is missing on some ranks only is noticed by all of them.
     """
 
-    def __init__(self, parameters: list[Parameter]):
+    def __init__(self, parameters: list[Parameter], agreement: Agreement):
         """Nothing is sent yet."""
         self.members = [(p, p.shard) for p in parameters if p.shard is not None]
+        self.agreement = agreement
+        self.facts = [_facts(p) for p, _ in self.members]
         self._absent: set[Parameter] = set()
+        if self.facts == agreement.facts:
+            for (_, shard), before in zip(self.members, agreement.shards, strict=True):
+                shard.arrival = shard.arrival or before.arrival
+            agreement.shards = [shard for _, shard in self.members]
 
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
         """Bring every gradient to its parameter's placements, and make it local. This communicates."""
         found = dict(zip(parameters, grads, strict=True))
         given = [(shard, found[p]) for p, shard in self.members]
-        if any(shard.arrival is None for shard, _ in given):
-            _agree(given)
+        if self.facts != self.agreement.facts:
+            self._agree()
+            _agree_on_gradients(given)
+            self.agreement.shards, self.agreement.facts = [shard for shard, _ in given], self.facts
         for (p, _), g in zip(self.members, align(given), strict=True):
             found[p] = g
         return [found[p] for p in parameters]
@@ -174,21 +218,15 @@ class Ranks:
         """First reduction: rows, columns and mean(R) where they are partial, and whether each gradient is there."""
         members = self._with(updates)
         self._absent = {p for (p, _), (_, u) in zip(self.members, members, strict=True) if u is None}
-        busy = {group for shard, _ in members for groups in shard.partial.values() for group in groups}
-        terms: list[Term] = []
-        flags = []
-        for shard, u in members:
-            groups = tuple(group for group in shard.everyone if group in busy)
-            flags.append((shard.numbers(*_presence(u)), groups))
-            terms += [flags[-1], *_moments(shard, u)]
-        reduce_(terms)
-        for (shard, u), (flag, groups) in zip(members, flags, strict=True):
-            if flag.is_cpu:
+        for (shard, u), (flag, size) in zip(members, _reduce_moments(members), strict=True):
+            if sums.on_host(flag):
                 here, bad = flag.tolist()
-                _insist(shard, u is not None, groups, here)
+                if here < 0:  # something has changed on another rank
+                    raise self._disagreement(_busy(self.agreement.shards))
+                _insist(shard, u is not None, size, here)
                 finite: Tensor | bool = bad == 0
             else:  # reading it would make the host wait: the step is not taken where it may not be
-                finite = (flag[1] == 0) & (flag[0] == prod(group.size for group in groups))
+                finite = (flag[1] == 0) & (flag[0] == size)
             if u is not None:
                 u.finite = finite
 
@@ -196,11 +234,7 @@ class Ranks:
         """Second reduction: ΣU² and ΣX² of the steps that are taken."""
         members = zip(self.members, self._with(updates), strict=True)
         going = [(shard, u) for (p, _), (shard, u) in members if u is not None or p in self._absent]
-        pairs = [
-            shard.zeros(2) if u is None else shard.numbers(u.u2, 0.0 if u.x2 is None else u.x2) for shard, u in going
-        ]
-        reduce_([(pair, shard.partial.get("scalars", ())) for (shard, _), pair in zip(going, pairs, strict=True)])
-        for (_, u), pair in zip(going, pairs, strict=True):
+        for (_, u), pair in zip(going, _reduce_energies(going), strict=True):
             if u is not None:
                 u2, x2 = pair.tolist() if pair.is_cpu else pair
                 u.u2, u.x2 = u2, x2
@@ -210,13 +244,121 @@ class Ranks:
         found = {u.parameter: u for u in updates}
         return [(shard, found.get(p)) for p, shard in self.members]
 
+    def _agree(self) -> None:
+        """Raise, on all ranks, unless they step the same parameters with the same settings."""
+        groups = _busy(self.agreement.shards)
+        if groups:  # the others may be in the middle of a step such as the last one
+            without: list[tuple[Shard, Update | None]] = [(shard, None) for shard in self.agreement.shards]
+            align([(shard, None) for shard, _ in without])
+            flags = _reduce_moments(without, changed=True)
+            if any(flag[0] > -(size**2) for flag, size in flags if size > 1):  # not all ranks have changed
+                if not sums.on_host(flags[0][0]):  # the others did not read the flags, but do not take this step
+                    _reduce_energies(without)
+                    raise RuntimeError(f"{ALONE}; this rank is one where they did. Nothing was updated")
+                raise self._disagreement(groups)
+        everyone = list(dict.fromkeys(group for _, shard in self.members for group in shard.everyone))
+        if problem := self._difference(everyone, RATES):
+            raise RuntimeError(problem)
 
-def _agree(given: list[tuple[Shard, Tensor | None]]) -> None:
-    """Ask whether every gradient is there on all ranks or on none: once, before gradients of unknown placement move."""
+    def _disagreement(self, groups: list[Group]) -> RuntimeError:
+        """What to raise when something has changed on some ranks only."""
+        return RuntimeError(self._difference(groups) or f"{ALONE}; nothing was updated")
+
+    def _difference(self, groups: list[Group], rates: Sequence[str] = ()) -> str:
+        """Ask all ranks of some groups for their facts, and say in what they differ, if they do."""
+        problem = ""
+        # in an order that does not depend on the parameters, or two ranks could wait for each other in two groups
+        for group in SWEEPS * sorted(groups, key=lambda group: (group.ranks(), group.handle.group_name)):
+            own = [
+                {**facts, **{key: _rounded(getattr(p.settings, key)) for key in rates}, "step": int(p.state["step"])}
+                for (p, shard), facts in zip(self.members, self.facts, strict=True)
+                if group in shard.everyone
+            ]
+            answers = group.ask((sha256(repr(own).encode()).hexdigest(), problem))
+            if len({digest for digest, _ in answers}) > 1:
+                problem = _first_difference(group.ranks(), group.ask(own))
+            problem = problem or next((text for _, text in answers if text), "")
+        return problem
+
+
+def _facts(parameter: Parameter) -> Facts:
+    """What must be the same on all ranks, except for what may differ from step to step."""
+    assert parameter.shard is not None
+    is_named = parameter.name != f"parameter {parameter.number}"
+    settings = {f.name: getattr(parameter.settings, f.name) for f in fields(Settings) if f.name not in RATES}
+    return {
+        "name": parameter.name if is_named else None,
+        "shape": parameter.shape,
+        "dtype": str(parameter.x.dtype),
+        "placements": str(parameter.shard.placements),
+        **settings,
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """A rate to six digits: machines of different kinds may compute a schedule with different last bits."""
+    return value if value is None or isinstance(value, str) else float(f"{float(value):.6g}")
+
+
+def _first_difference(ranks: list[int], lists: list[list[Facts]]) -> str:
+    """The first fact that differs, and its value on two ranks."""
+    for number, (first, *others) in enumerate(zip_longest(*lists)):
+        for rank, other in zip(ranks[1:], others, strict=True):
+            if first == other:
+                continue
+            which = f"sharded parameter {number}"
+            values = _called(first), _called(other)
+            if first and other and first["name"] == other["name"]:
+                key = next(key for key in first if first[key] != other[key])
+                which, values = f"{key} of {which}, {_called(first)},", (repr(first[key]), repr(other[key]))
+            return (
+                f"{which} is {values[0]} on rank {ranks[0]} but {values[1]} on rank {rank}: {SAME}; nothing was updated"
+            )
+    return ""
+
+
+def _called(facts: Facts | None) -> str:
+    return "not there" if facts is None else f"{facts['name'] or 'unnamed'} (shape {facts['shape']})"
+
+
+def _busy(shards: Iterable[Shard]) -> list[Group]:
+    """The groups in which some sum is partial: every step of these shards communicates there."""
+    return list(dict.fromkeys(group for shard in shards for groups in shard.partial.values() for group in groups))
+
+
+def _reduce_moments(members: list[tuple[Shard, Update | None]], changed: bool = False) -> list[tuple[Tensor, int]]:
+    """Add up the first sums; return how many ranks have each gradient and how many a bad one, and of how many ranks.
+
+    Where this rank has `changed`, it sends zeros, and a presence that makes every sum negative.
+    """
+    busy = _busy(shard for shard, _ in members)
+    terms: list[Term] = []
+    flags = []
+    for shard, u in members:
+        groups = tuple(group for group in shard.everyone if group in busy)
+        size = prod(group.size for group in groups)
+        flag = shard.numbers(*((float(-size), 0.0) if changed else _presence(u)))
+        flags.append((flag, size))
+        terms += [(flag, groups), *_moments(shard, u)]
+    reduce_(terms)
+    return flags
+
+
+def _reduce_energies(members: list[tuple[Shard, Update | None]]) -> list[Tensor]:
+    """Add up ΣU² and ΣX² of some members."""
+    pairs = [
+        shard.zeros(2) if u is None else shard.numbers(u.u2, 0.0 if u.x2 is None else u.x2) for shard, u in members
+    ]
+    reduce_([(pair, shard.partial.get("scalars", ())) for (shard, _), pair in zip(members, pairs, strict=True)])
+    return pairs
+
+
+def _agree_on_gradients(given: list[tuple[Shard, Tensor | None]]) -> None:
+    """Ask whether every gradient is there on all ranks or on none: before gradients of unknown placement move."""
     flags = [shard.numbers(float(g is not None)) for shard, g in given]
     reduce_([(flag, shard.everyone) for (shard, _), flag in zip(given, flags, strict=True)])
     for (shard, g), flag in zip(given, flags, strict=True):
-        _insist(shard, g is not None, shard.everyone, flag[0].item())
+        _insist(shard, g is not None, prod(group.size for group in shard.everyone), flag[0].item())
 
 
 def _moments(shard: Shard, u: Update | None) -> list[Term]:
@@ -244,8 +386,7 @@ def _presence(u: Update | None) -> tuple[Any, Any]:
     return 1.0, ~u.finite if isinstance(u.finite, Tensor) else float(not u.finite)
 
 
-def _insist(shard: Shard, is_here: bool, groups: tuple[Group, ...], here: float) -> None:
-    size = prod(group.size for group in groups)
+def _insist(shard: Shard, is_here: bool, size: int, here: float) -> None:
     if 0 < here < size:
         raise RuntimeError(
             f"the gradient of {shard.name} (shape {tuple(shard.p.shape)}) is missing on {size - int(here)} of {size} "

@@ -19,10 +19,15 @@ ROW = 1024  # elements that one thread adds up alone
 SERIAL = 2**15  # torch adds up this many, or fewer, with one thread
 PARTS = 64  # of an axis: more than there are threads, so that torch deals out whole parts
 
+_MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
+
 
 def on_host(t: Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for a device. A subclass may have nothing to read."""
-    return t.is_cpu and type(t) in (Tensor, torch.nn.Parameter)
+    """Whether the host can read a tensor without waiting for a device.
+
+    A subclass may have nothing to read; and what is read while make_fx traces would be a constant in its graph.
+    """
+    return t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) and torch._C._get_dispatch_mode(_MAKE_FX) is None
 
 
 def sum_along(q: Tensor, axis: int) -> Tensor:

@@ -152,6 +152,54 @@ def test_a_run_whose_learning_rate_was_too_high_goes_on_from_the_weights_before(
         assert_step((good[name].double(), q.detach().double()), p)
 
 
+def clamp(p: nn.Parameter) -> None:
+    with torch.no_grad():
+        p.clamp_(-100, 100)
+
+
+def swap_and_swap_back(p: nn.Parameter) -> None:
+    kept = p.detach().clone()
+    in_place(p, torch.zeros_like(p))
+    in_place(p, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(16, 12), (40,), (8, 6, 3, 3)], ids=str)
+@pytest.mark.parametrize("write", [clamp, swap_and_swap_back], ids=lambda write: str(write.__name__))
+def test_what_kahan_kept_outlives_a_write_that_changes_nothing(
+    write: Callable[[nn.Parameter], None], shape: tuple[int, ...], dtype: torch.dtype, backend: str
+) -> None:
+    written, left_alone = (nn.Parameter(random(shape, 9, dtype)) for _ in range(2))
+    kahan, lr = "kahan", 1e-3  # steps of about half a unit in the last place
+    optimizers = [Adafactor([p], rounding=kahan, lr=lr, relative=True, backend=backend) for p in (written, left_alone)]
+    for i in range(20):
+        for p, optimizer in zip((written, left_alone), optimizers, strict=True):
+            p.grad = random(shape, i, dtype)
+            optimizer.step()
+        write(written)
+    assert torch.equal(written, left_alone)
+    assert bool(optimizers[0].state[written]["compensation"].any())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("way", [in_place, through_data], ids=lambda way: str(way.__name__))
+def test_what_kahan_kept_moves_no_weight_that_was_written_since(
+    way: Callable[[nn.Parameter, Tensor], None], dtype: torch.dtype, backend: str
+) -> None:
+    p = nn.Parameter(random((64, 48), 9, dtype))
+    optimizer = Adafactor([p], rounding="kahan", backend=backend)
+    for i in range(6):
+        p.grad = random((64, 48), i, dtype)
+        optimizer.step()
+    way(p, random((64, 48), 100, dtype) * random((64, 48), 101, dtype).exp())
+    before = p.detach().clone()
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    half_way = optimizer.state[p]["compensation"].float() + p.detach().float() - before.float()
+    unit = torch.finfo(dtype).eps * 2.0 ** before.float().abs().log2().floor()
+    assert bool((half_way.abs() <= unit / 2).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("edit", ["the whole", "one row"])
 def test_what_kahan_kept_of_a_weight_is_not_added_to_another_that_takes_its_place(

@@ -42,6 +42,17 @@ def test_a_gradient_may_fall_far_in_one_step_at_small_beta2(
         walk.check(torch.full((8, 6), size) * torch.linspace(1, 2, 6))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_gradient_that_hardly_counts_counts_with_all_digits(estimator: str, dtype: torch.dtype, backend: str) -> None:
+    walk = Walk(torch.ones(8, 6, dtype=dtype), replace(PLAIN, estimator=estimator, c=3.0), backend)
+    walk.check(random((8, 6), 0, dtype))
+    walk.t = 20_000  # where 1 − β̂₂ₜ is about 1e-13
+    walk.optimizer.state[walk.p]["step"].fill_(walk.t)
+    for i in range(1, 4):
+        walk.check(random((8, 6), i, dtype) * 1e7)
+
+
 @pytest.mark.parametrize("fall", [1e-4, 1e-10, 1e-20])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(8,), (40, 30)], ids=str)

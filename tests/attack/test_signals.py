@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import random as dice
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adafactor import Adafactor
 from tests.attack.helpers import random, run_python
@@ -132,6 +135,52 @@ def test_every_exception_of_a_handler_reaches_the_caller(threads_used: int, back
     rolled = dice.Random(0)
     reached = sum(alarm.interrupts(optimizer.step, rolled.random() * 0.01) for _ in range(2 * ROUNDS))
     assert reached == alarm.came == 2 * ROUNDS
+
+
+class Actions(TorchDispatchMode):
+    """Notes at every operation what the system would do with a signal."""
+
+    def __init__(self, number: int) -> None:
+        """Nothing is noted yet."""
+        super().__init__()
+        self.number, self.seen = number, set[bytes]()
+
+    def look(self) -> None:
+        """Note it now."""
+        action = ctypes.create_string_buffer(1024)
+        assert ctypes.CDLL(None).sigaction(self.number, None, action) == 0
+        self.seen.add(action.raw[:16] + action.raw[136:140])  # the handler, the signals of its mask, the flags
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Every operation comes here."""
+        self.look()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def handled() -> Iterator[int]:
+    """A signal with a handler of Python's; the old one is put back."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads glibc's struct sigaction, as it is with 64 bits")
+@pytest.mark.parametrize("how", ["Python's", "Python's, which restarts calls", "a C library's"])
+def test_what_the_system_does_with_a_signal_stays_as_it_was(how: str, backend: str, handled: int) -> None:
+    if how == "Python's, which restarts calls":
+        signal.siginterrupt(handled, False)
+    if how == "a C library's":
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        libc.signal(handled, ctypes.cast(libc.abs, ctypes.c_void_p))
+    run, actions = Run(backend), Actions(handled)
+    actions.look()
+    run.step()
+    actions.look()
+    with actions:
+        run.optimizer.step()
+    assert len(actions.seen) == 1
 
 
 def count_lost_steps() -> None:

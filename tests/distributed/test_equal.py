@@ -61,7 +61,7 @@ def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> 
         old = torch.rand(1001, generator=generator, dtype=dtype)
         new = torch.rand(1001, generator=generator, dtype=torch.float64)
         decay = 1 - t**-0.8
-        ours = equations.average(old, new, decay)
+        ours = equations.average(old, new, decay, 1 - decay)
         scratch = torch.empty(1001, dtype=torch.float64)
         compiled(new.numpy(), old.data_ptr(), scratch.data_ptr(), decay)
         assert torch.equal(ours, new) and torch.equal(ours.to(dtype), old)
@@ -104,6 +104,70 @@ def test_a_gradient_missing_on_one_rank_is_named_on_all_before_anything_changes(
     assert "this one among them" in ranks[-1]["message"] and "but not on this one" in ranks[0]["message"]
     assert same_everywhere(ranks, "unchanged") is True
     same_everywhere(ranks, "bits")
+
+
+COPIES, ROWS = "copies (shape (3, 4))", "rows (shape (6, 5))"
+DIFFERENCES = {  # what every rank says; 0 stands for the first rank, N for the last one
+    "start order": f"sharded parameter 0 is {ROWS} on rank 0 but {COPIES} on rank N",
+    "start one less": f"sharded parameter 2 is vector (shape (5,)) on rank 0 but {COPIES} on rank N",
+    "start the last one less": f"sharded parameter 3 is {COPIES} on rank 0 but not there on rank N",
+    "start factored": f"factored of sharded parameter 0, {ROWS}, is 'outer' on rank 0 but False on rank N",
+    "start beta1": f"beta1 of sharded parameter 0, {ROWS}, is 0.0 on rank 0 but 0.9 on rank N",
+    "start lr": f"lr of sharded parameter 0, {ROWS}, is 0.01 on rank 0 but 0.02 on rank N",
+    "change freeze": f"sharded parameter 0 is {ROWS} on rank 0 but columns (shape (6, 5)) on rank N",
+    "change add": "sharded parameter 4 is not there on rank 0 but new (shape (8, 3)) on rank N",
+    "change edit": f"clip of sharded parameter 0, {ROWS}, is 1.0 on rank 0 but 2.0 on rank N",
+    "change load": f"step of sharded parameter 0, {ROWS}, is 2 on rank 0 but 7 on rank N",
+    "change reload": "state, parameters or settings changed on some ranks of a mesh and not on others",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_ranks_that_differ_all_say_in_what_before_anything_changes(
+    launch: str, case: str, request: pytest.FixtureRequest
+) -> None:
+    ranks = request.getfixturevalue(launch)["faults"][case]
+    assert DIFFERENCES[case].replace("rank N", f"rank {len(ranks) - 1}") in same_everywhere(ranks, "message")
+    assert same_everywhere(ranks, "unchanged") is True
+    same_everywhere(ranks, "bits")  # the mistake corrected, they go on
+
+
+@BOTH
+def test_a_rank_whose_statistics_lie_elsewhere_goes_on_with_the_others(
+    launch: str, request: pytest.FixtureRequest
+) -> None:
+    ranks = request.getfixturevalue(launch)["faults"]["change keep"]
+    assert same_everywhere(ranks, "message") == ""
+    assert set(same_everywhere(ranks, "steps").values()) == {5}
+    same_everywhere(ranks, "bits")
+
+
+@BOTH
+@pytest.mark.parametrize("change", ["add", "edit"])
+def test_on_a_device_a_rank_that_changed_alone_raises_and_the_others_leave_the_step_out(
+    launch: str, change: str, request: pytest.FixtureRequest
+) -> None:
+    *others, last = request.getfixturevalue(launch)["faults"][f"device {change}"]
+    assert "this rank is one where they did" in last["message"] and last["unchanged"]
+    assert all(other["message"] == "" for other in others)
+    for rank in (*others, last):
+        assert [rank["steps"][name] for name in ("rows", "columns", "vector", "copies")] == [4] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["start order", "start factored", "change add"])
+def test_what_differs_reaches_all_ranks_of_a_mesh_of_two_dimensions(case: str, on_four: dict[str, Any]) -> None:
+    ranks = on_four["faults"][f"{case} 2×2"]
+    said = DIFFERENCES[case].partition(" on rank 0 but ")[0]
+    assert all(said in rank["message"] and "on rank 3" in rank["message"] for rank in ranks)
+    assert same_everywhere(ranks, "unchanged") is True
+    same_everywhere(ranks, "bits")
+
+
+@pytest.mark.slow
+def test_pipeline_stages_may_have_parameters_and_settings_of_their_own(on_four: dict[str, Any]) -> None:
+    assert all(rank["error"] < LIMIT["float64"] for rank in on_four["faults"]["stages"])
 
 
 @BOTH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from lab import records
 from tests.distributed.launch import ROOT, torchrun
 
 WORDS = ["-m", "lab", "run", "O", "--scale", "tiny", "--corpus", "generated", "--no-warmup", "--quiet"]
 
 
 def record(folder: Path) -> dict[str, Any]:
-    (path,) = (folder / "records").rglob("*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
+    (found,) = records.read(folder / "records")
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -158,9 +160,9 @@ def test_a_process_killed_while_it_compiles_leaves_a_cache_that_works(tmp_path: 
 # ---- several processes; they compile something small
 
 
-def compiling(folder: Path, seconds: float = 0.0) -> subprocess.Popen[str]:
+def compiling(folder: Path, seconds: float = 0.0, *patience: float) -> subprocess.Popen[str]:
     """A process that needs a function which takes so long to compile."""
-    return start("compile_one", seconds, NUMBA_CACHE_DIR=str(folder))
+    return start("compile_one", seconds, *patience, NUMBA_CACHE_DIR=str(folder))
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -176,7 +178,7 @@ def test_processes_that_start_at_once_compile_once_between_them(tmp_path: Path) 
     assert [result["answer"] for result in results] == [42] * 3
     assert sum(result["compiled"] for result in results) == 1
     said = "".join(result["said"] for result in results)
-    assert said.count("once on this machine") == 1 and "waiting for another process" in said
+    assert said.count("1 of 1 (answer)") == 1 and "waiting for another process" in said
 
 
 def test_one_killed_while_it_compiles_is_waited_for_no_longer_and_leaves_nothing_broken(tmp_path: Path) -> None:
@@ -190,6 +192,30 @@ def test_one_killed_while_it_compiles_is_waited_for_no_longer_and_leaves_nothing
     assert result["answer"] == 42 and result["compiled"] and not result["warnings"]
     again = finish(compiling(tmp_path))
     assert again["answer"] == 42 and not again["compiled"] and not again["warnings"] and not again["said"]
+
+
+def test_one_that_was_stopped_while_it_compiles_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    stopped = compiling(tmp_path, seconds=300)
+    try:
+        until(lambda: bool(list(tmp_path.rglob("*.begun"))))
+        os.kill(stopped.pid, signal.SIGSTOP)
+        result = finish(compiling(tmp_path, 0.0, 1.0))
+    finally:
+        kill(stopped)
+    assert result["answer"] == 42 and result["compiled"] and "waiting for another process" in result["said"]
+    [warning] = result["warnings"]
+    assert ".lock" in warning and "goes on alone" in warning
+    again = finish(compiling(tmp_path))
+    assert not again["compiled"] and not again["warnings"] and not again["said"], "what it has compiled was kept"
+
+
+def test_in_a_folder_that_others_can_write_to_code_is_compiled_for_this_process(tmp_path: Path) -> None:
+    finish(compiling(tmp_path))
+    tmp_path.chmod(0o777)
+    for _ in range(2):
+        result = finish(compiling(tmp_path))
+        assert result["answer"] == 42 and result["compiled"] and "in memory only" in result["said"]
+        assert len(result["warnings"]) == 1 and f"others can write to {tmp_path}" in result["warnings"][0]
 
 
 @pytest.mark.parametrize("place", ["/proc/none", "/sys"], ids=["no folder", "a read-only one"])

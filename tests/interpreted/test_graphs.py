@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adafactor import Adafactor
 from adafactor.kernels.triton import work
+from tests import inside
 from tests.interpreted.guarded import distance, random_steps, starts
 
 
@@ -48,6 +49,7 @@ def capture(optimizer: Adafactor) -> list[Callable[[], object]]:
     found: list[Callable[[], object]] = []
     run = work.launch
     with pytest.MonkeyPatch.context() as patch:
+        inside.let_modes_miss_the_step(patch)
         patch.setattr(work, "is_capturing", lambda device: True)
         patch.setattr(work, "launch", lambda *args: found.append(lambda: run(*args)))
         with Copies(lambda to, of: found.append(lambda: to.copy_(of))):
@@ -90,6 +92,7 @@ def test_a_replayed_step_sees_new_gradients_and_a_new_learning_rate() -> None:
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_the_host_never_waits(scaled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside.let_modes_miss_the_step(monkeypatch)
     monkeypatch.setattr(work, "launch", lambda *args: None)
     params = [p.requires_grad_() for p in starts([(20, 16), (7, 5), (24,)])]
     optimizer = Adafactor(params, backend="triton")

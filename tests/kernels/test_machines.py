@@ -6,9 +6,12 @@ import io
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from adafactor.kernels.progress import progress, say
 
 machine_code = pytest.importorskip("adafactor.kernels.cpu.native.machine_code", exc_type=ImportError)
 
@@ -114,22 +117,26 @@ def test_progress_is_one_line_on_a_terminal_and_two_in_a_file(
 ) -> None:
     said = stream()
     monkeypatch.setattr(sys, "stderr", said)
-    progress = machine_code.Progress("the step", total=3)
-    for name in ("first", "second", "third"):
-        progress.begin(name)
-        progress.folder = tmp_path
-    progress.end()
+    monkeypatch.setattr(machine_code.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine_code, "_load", lambda name, code: None)
+    code = {name: partial(bytes, 9) for name in ("first", "second", "third")}
+    machine_code._compile(code, "the step")
     text = said.getvalue()
     if said.isatty():
         assert text.count("\n") == 1 and "\r" in text and "2 of 3 (second)" in text
     else:
         assert text.count("\n") == 2 and "\r" not in text
-    assert f"kept in {tmp_path}" in text
+    assert text.splitlines()[-1].strip("\r ").startswith("adafactor: compiled the step in")
+    assert text.endswith(f"kept in {tmp_path / 'adafactor'}\n")
+    machine_code._compile(code, "the step")
+    assert said.getvalue() == text, "what is found needs no word"
 
 
-def test_nothing_is_said_where_nothing_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
-    machine_code.Progress("the step", total=3).end()
-    assert capsys.readouterr().err == ""
+def test_without_a_console_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress("the step", after=0.0) as tell:
+        tell("first")
+    say("done")
 
 
 USER = """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +18,12 @@ import pytest
 import torch
 
 from adafactor import Adafactor, kernels
+from adafactor.kernels import cache
 from tests.kernels import needs
 
 needs.triton()
 from adafactor.kernels.triton import trial, verdict  # noqa: E402
-from adafactor.kernels.triton.trial import FP64, Sort  # noqa: E402
+from adafactor.kernels.triton.trial import BF16, FP64, Sort  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -28,7 +32,13 @@ CPU = torch.device("cpu")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     verdict.answer.cache_clear()
+    cache.warned().clear()
     return tmp_path / "adafactor"
+
+
+def files(folder: Path) -> list[Path]:
+    """The files with answers, one for each card and version."""
+    return list(folder.glob("*.json"))
 
 
 def count(monkeypatch: pytest.MonkeyPatch, *found: trial.Finding) -> list[Sort]:
@@ -51,8 +61,8 @@ def test_a_card_is_tried_once_for_each_sort_and_the_answer_is_kept(
         assert verdict.reason(CPU, Sort()) is None
         verdict.answer.cache_clear()  # as in another process
     assert verdict.reason(CPU, Sort(FP64, FP64)) is None
-    assert tried == [Sort(), Sort(FP64, FP64)] and len(list(folder.iterdir())) == 1
-    kept = json.loads(next(folder.iterdir()).read_text())
+    assert tried == [Sort(), Sort(FP64, FP64)] and len(files(folder)) == 1
+    kept = json.loads(files(folder)[0].read_text())
     assert kept["answers"] == {"float32": None, "float64": None} and kept["card"]["triton"]
 
 
@@ -75,14 +85,14 @@ def test_another_card_or_version_is_tried_anew(key: str, folder: Path, monkeypat
     monkeypatch.setattr(verdict, "describe", lambda device: {**card, key: "another"})
     verdict.answer.cache_clear()
     verdict.reason(CPU, Sort())
-    assert len(tried) == 2 and len(list(folder.iterdir())) == 2
+    assert len(tried) == 2 and len(files(folder)) == 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"card": 1}', '{"card": {}, "answers": {}}', "\x00"])
 def test_a_damaged_file_is_no_answer(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = count(monkeypatch)
     verdict.reason(CPU, Sort())
-    next(folder.iterdir()).write_text(text)
+    files(folder)[0].write_text(text)
     verdict.answer.cache_clear()
     verdict.reason(CPU, Sort())
     assert len(tried) == 2
@@ -93,11 +103,105 @@ def test_where_nothing_can_be_written_the_answer_lasts_as_long_as_the_process(
 ) -> None:
     folder.write_text("a file where the folder would be")
     tried = count(monkeypatch)
-    assert verdict.reason(CPU, Sort()) is None and verdict.reason(CPU, Sort()) is None and len(tried) == 1
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.warns(RuntimeWarning, match=f"every process tries the kernels again.*{folder}: Not a directory"):
+        assert verdict.reason(CPU, Sort()) is None and verdict.reason(CPU, Sort()) is None and len(tried) == 1
+
+
+def test_an_answer_that_others_could_have_written_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = count(monkeypatch)
+    assert verdict.reason(CPU, Sort()) is None
+    folder.chmod(0o777)
+    verdict.answer.cache_clear()
+    with pytest.warns(RuntimeWarning, match=f"every process tries the kernels again.*others can write to {folder}"):
+        assert verdict.reason(CPU, Sort()) is None and len(tried) == 2
+
+
+def test_no_answer_is_read_from_the_current_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried = count(monkeypatch)
+    assert verdict.reason(CPU, Sort()) is None
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", tmp_path.name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     verdict.answer.cache_clear()
     assert verdict.reason(CPU, Sort()) is None and len(tried) == 2
+
+
+class Failing(trial.Training):
+    """Plain torch in the place of Triton; its first step finds the disk full."""
+
+    failures = 0
+
+    def __init__(self, data: trial.Data, backend: str, **keywords: Any):
+        """Make an optimizer that needs no compiler."""
+        super().__init__(data, "eager", **keywords)
+
+    def step(self, grads: Any, scale: float = 1.0) -> None:
+        """Fail, or step."""
+        if Failing.failures:
+            Failing.failures -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().step(grads, scale)
+
+
+def test_a_trial_that_failed_is_repeated_by_the_next_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full, there was no compiler yet, another program had the memory: that says nothing of the card."""
+    monkeypatch.setattr(trial.examine, "__defaults__", ((trial.Form((9, 7)),), trial.CASES[:2], lambda text: None))
+    monkeypatch.setattr(trial, "Training", Failing)
+    monkeypatch.setattr(Failing, "failures", 1)
+    for _ in range(2):
+        said = verdict.reason(CPU, Sort()) or ""
+        assert "No space left on device" in said and "the next process tries again" in said
+    assert not files(folder)
+    verdict.answer.cache_clear()
+    assert verdict.reason(CPU, Sort()) is None
+    assert json.loads(files(folder)[0].read_text())["answers"] == {"float32": None}
+
+
+def test_of_an_exception_and_a_difference_the_difference_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = trial.Finding(Sort(), "default", "OSError: No space left on device", is_exception=True)
+    tried = count(monkeypatch, broken, trial.Finding(Sort(), "maximize", "9×7: X is off"))
+    for _ in range(2):
+        assert "(float32, maximize: 9×7: X is off)" in (verdict.reason(CPU, Sort()) or "")
+        verdict.answer.cache_clear()
+    assert len(tried) == 1
+
+
+def test_processes_that_start_at_once_try_a_card_once_between_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the ranks of a machine with eight cards do; a lock is as good between threads, each of which asks anew."""
+    tried, answers = [], []
+
+    def examine(device: torch.device, sort: Sort, tell: Any) -> list[trial.Finding]:
+        tried.append(sort)
+        time.sleep(0.3)
+        return []
+
+    monkeypatch.setattr(trial, "examine", examine)
+    ranks = [threading.Thread(target=lambda: answers.append(verdict.reason(CPU, Sort()))) for _ in range(8)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert answers == [None] * 8 and len(tried) == 1
+
+
+def test_a_card_is_tried_alone_where_another_process_does_not_get_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = count(monkeypatch)
+    assert verdict.reason(CPU, Sort()) is None
+    monkeypatch.setattr(verdict, "PATIENCE", 0.2)
+    with open(next(folder.glob("*.lock"))) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert verdict.reason(CPU, Sort()) is None, "an answer that is there needs no lock"
+        with pytest.warns(RuntimeWarning, match="goes on alone"):
+            assert verdict.reason(CPU, Sort(FP64, FP64)) is None
+        monkeypatch.setattr(verdict, "PATIENCE", 1000.0)
+        assert verdict.reason(CPU, Sort(BF16, BF16)) is None, "it is not waited for again"
+    assert len(tried) == 3
 
 
 def test_no_trial_is_held_while_a_graph_is_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +239,7 @@ def test_several_may_write_at_once_and_nobody_reads_half_a_file(folder: Path) ->
         writer.start()
     while any(writer.is_alive() for writer in writers):
         assert set(verdict.read(card).values()) == {long}
-    assert len(list(folder.iterdir())) == 1, "and nothing is left over"
+    assert list(folder.iterdir()) == files(folder), "and nothing is left over"
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, answer: str | None) -> list[str]:
@@ -203,4 +307,4 @@ print(type(optimizer._buckets[None].works[0]).__module__)
     )
     assert child.returncode == 0, child.stderr
     assert child.stdout.split() == ["adafactor.kernels.triton.work"]
-    assert json.loads(next((tmp_path / "adafactor").iterdir()).read_text())["answers"] == {"float32": None}
+    assert json.loads(files(tmp_path / "adafactor")[0].read_text())["answers"] == {"float32": None}

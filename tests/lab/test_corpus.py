@@ -1,12 +1,14 @@
 """The corpus: cleaning rules, splitting, the generated task."""
 
+import io
 import itertools
 import random
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from lab import corpus, generated
+from lab import corpus, files, generated, wmt
 from lab.clean import Pair, clean, key, normalise, pairs_of, refusal, sentences
 from lab.sources import Aligned, package_family, read_descriptions, read_dictionary, read_help
 from lab.split import leaks, place, split
@@ -134,7 +136,7 @@ def test_the_generated_task_is_right_and_repeatable() -> None:
     assert generated.german_number(1001) == "ein tausend eins"
     assert generated.pairs(50, seed=1) == generated.pairs(50, seed=1)
     loaded = corpus.generated_corpus()
-    assert not {p.english for p in loaded.train} & {p.english for p in loaded.dev + loaded.test}
+    assert not {p.english for p in loaded.train} & {p.english for p in [*loaded.dev, *loaded.test]}
 
 
 def test_own_files_are_read_and_checked(tmp_path: Path) -> None:
@@ -148,3 +150,67 @@ def test_own_files_are_read_and_checked(tmp_path: Path) -> None:
     paths["dev"][1].write_text("eins\n")
     with pytest.raises(ValueError, match="dev: dev.en has 2 lines, dev.de 1"):
         corpus.load("own", tmp_path, corpus.OwnFiles(paths))
+
+
+def archives(folder: Path) -> dict[str, str]:
+    """WMT 2014's archives in small, with the marks inside of lines that its files have, and their SHA-256."""
+    folder.mkdir()
+    texts = {
+        "en": "one\rmore\ntwo\u2028more\n\nfour\n",
+        "de": "eins\nzwei\x85mehr\ndrei\nvier\n",
+    }
+    for name in wmt.ARCHIVES:
+        with tarfile.open(folder / name, "w:gz") as archive:
+            for members in wmt.MEMBERS.values():
+                for _, *sides in (member for member in members if member[0] == name):
+                    for member, text in zip(sides, texts.values(), strict=True):
+                        if member.endswith(".sgm"):
+                            text = "".join(f'<seg id="1">{t} &amp; co</seg>\n' for t in text.split("\n")[:-1])
+                        info = tarfile.TarInfo(member)
+                        info.size = len(text.encode())
+                        archive.addfile(info, io.BytesIO(text.encode()))
+    return {name: files.digest([folder / name]) for name in wmt.ARCHIVES}
+
+
+def test_wmt_archives_become_pairs_that_stay_aligned(tmp_path: Path) -> None:
+    known = archives(tmp_path / "wmt")
+    paths = wmt.unpack(tmp_path / "wmt", tmp_path, known)
+    loaded = corpus.load("own", tmp_path, corpus.OwnFiles(paths, "wmt14"))
+    assert loaded.name == "wmt14"
+    pairs = [(pair.english, pair.german) for pair in loaded.train]
+    assert pairs == 3 * [("one more", "eins"), ("two more", "zwei mehr"), ("four", "vier")]
+    assert [pair.english for pair in loaded.test] == ["one more & co", "two more & co", "& co", "four & co"]
+    (tmp_path / "wmt" / "dev.tgz").unlink()
+    assert wmt.unpack(tmp_path / "wmt", tmp_path, known) == paths  # once unpacked, the archives are not needed
+
+
+def test_a_missing_or_different_archive_is_named(tmp_path: Path) -> None:
+    known = archives(tmp_path / "wmt")
+    with pytest.raises(corpus.CorpusError, match="dev.tgz is not the archive of WMT 2014"):
+        wmt.unpack(tmp_path / "wmt", tmp_path, {**known, "dev.tgz": "0" * 64})
+    (tmp_path / "wmt" / "dev.tgz").unlink()
+    with pytest.raises(corpus.CorpusError, match="has no dev.tgz"):
+        wmt.unpack(tmp_path / "wmt", tmp_path, known)
+
+
+def test_pairs_in_files_are_a_sequence(tmp_path: Path) -> None:
+    english, german = tmp_path / "en", tmp_path / "de"
+    english.write_text("a\n\nb\nc")
+    german.write_text("x\ny\nz\n\n")
+    pairs = corpus.FilePairs(english, german)
+    assert [(p.english, p.german) for p in pairs] == [("a", "x"), ("b", "z")]
+    assert [p.german for p in pairs[-1:]] == [pairs[-1].german] == ["z"]
+    german.write_text("")
+    with pytest.raises(corpus.CorpusError, match="en has 4 lines, de 0"):
+        corpus.FilePairs(english, german)
+    with pytest.raises(corpus.CorpusError, match="there is no .*nothing"):
+        corpus.FilePairs(english, tmp_path / "nothing")
+
+
+def test_own_files_are_split_at_line_feeds_alone(tmp_path: Path) -> None:
+    english, german = tmp_path / "en", tmp_path / "de"
+    english.write_bytes("one\rmore\ntwo\u2028more\x85more\r\n\nfour\n".encode())
+    german.write_bytes(b"eins\nzwei\n\nvier")
+    loaded = corpus.load("own", tmp_path, corpus.OwnFiles({"train": (english, german), "dev": (english, german)}))
+    assert [pair.english for pair in loaded.train] == ["one\rmore", "two\u2028more\x85more", "four"]
+    assert [pair.german for pair in loaded.train] == ["eins", "zwei", "vier"]

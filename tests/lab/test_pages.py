@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab import demo
+from lab import demo, records
 from lab.charts import Chart, Line, frame, ticks
 from lab.clean import Pair
 from lab.corpus import Corpus, help_texts
@@ -16,13 +16,14 @@ from lab.evaluate import pack
 from lab.files import put_between
 from lab.presets import SCALES, Job
 from lab.progress import STALE, at_work, spark, table
-from lab.report import MARKS, marked
+from lab.records import RECORDS
+from lab.report import MARKS, documents, marked
 
 ROOT = Path(__file__).parents[2]
 
 
 def _record(row: str, texts: list[str], size: int) -> dict[str, Any]:
-    way = {"dev_loss": 3.0, "bleu": {"test": {"all": 20.0}}}
+    way = {"dev_loss": 3.0, "bleu": {"test": {"all": 20.0 if row == "B" else 22.0, "interval": 1.2}}}
     return {
         "name": row, "config": Job(row, SCALES["demo"], row == "B").config(), "diverged": False, **way,
         "ways": {"mean": way, "decayed": way}, "curve": [[i, 8.0 / i] for i in range(1, 60)], "state_bytes": size,
@@ -38,6 +39,8 @@ def test_the_demo_shows_curves_costs_and_the_worst_translation() -> None:
     page = demo.render(records, {"B": str.upper, "O": str.lower}, ["Hello"], pairs)
     assert page.count("<figure>") == 2
     assert "HELLO" in page and "hello" in page
+    assert "20.0 ± 1.2 BLEU" in page
+    assert "With 2.0 BLEU between them, ± 1.7, the two are further apart than noise" in page
     assert "&lt;nothing alike&gt;" in page
     assert 'style="width:45.00%"' in page and 'style="width:0.90%"' in page  # bytes of state as bars
     said, ranks = demo.held_out(records, pairs)
@@ -85,9 +88,12 @@ def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
         put_between(path, *MARKS, "new")
 
 
-def test_the_document_has_a_place_for_the_tables() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    assert text.count(MARKS[0]) == text.count(MARKS[1]) == 1
+def test_the_documents_show_the_committed_records() -> None:
+    found = [record for record in records.read(RECORDS) if "rounding" not in record["config"]]
+    for document, text in documents(found).items():
+        page = document.read_text(encoding="utf-8")
+        assert page.count(MARKS[0]) == page.count(MARKS[1]) == 1
+        assert f"{MARKS[0]}\n{text}\n{MARKS[1]}" in page, f"python -m lab report --documents writes {document.name}"
 
 
 def test_runs_at_work_are_those_that_said_something_and_have_no_record(tmp_path: Path) -> None:

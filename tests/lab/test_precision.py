@@ -30,10 +30,10 @@ from lab.precision import (
     tables,
 )
 from lab.presets import SCALES
+from lab.records import RECORDS, read
 from lab.train import Options, run_folder
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ROOT / "lab" / "records" / "precision"
 TINY = replace(SCALES["tiny"], name="precision", steps=6, dev=0, test=5)
 
 
@@ -49,7 +49,7 @@ def job(rounding: str | None, domain: str | None = None, **changes: Any) -> Prec
 
 
 def records() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
+    return read(RECORDS, "precision")
 
 
 def test_every_rounding_has_every_seed_from_scratch_and_fine_tuned() -> None:

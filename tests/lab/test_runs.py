@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab import experiments
+from lab import experiments, records
 from lab.corpus import Corpus, generated_corpus
 from lab.files import LockedError, locked
 from lab.model import Transformer
-from lab.pool import command, record_path, run_missing
+from lab.pool import command, run_missing
 from lab.presets import SCALES, Job
 from lab.report import render
 from lab.table import ROWS, TABLE_2, make_optimizer, schedule, state_bytes
@@ -165,12 +165,30 @@ def test_the_pool_runs_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
     jobs = [Job("B", TINY, True, corpus="generated"), Job("O", TINY, False, corpus="generated")]
-    assert run_missing(jobs, tmp_path / "records", tmp_path) == []
-    texts = [record_path(job, tmp_path / "records").read_text() for job in jobs]
-    assert run_missing(jobs, tmp_path / "records", tmp_path) == []
-    assert [record_path(job, tmp_path / "records").read_text() for job in jobs] == texts
-    page = render([json.loads(text) for text in texts])
-    assert "nrefs:1" in page
+    folder = tmp_path / "records"
+    assert run_missing(jobs, folder, tmp_path) == []
+    found = records.read(folder)
+    assert [record["name"] for record in found] == sorted(job.name for job in jobs)
+    before = (folder / "tiny.jsonl").stat().st_mtime_ns
+    assert run_missing(jobs, folder, tmp_path, found[0]["corpus"]["fingerprint"]) == []
+    assert (folder / "tiny.jsonl").stat().st_mtime_ns == before
+    assert "nrefs:1" in render(found)
+
+
+def test_a_record_of_another_text_is_not_the_jobs() -> None:
+    job = _job()
+    record = {"name": job.name, "config": json.loads(json.dumps(job.config())), "corpus": {"fingerprint": "of one"}}
+    assert records.find(job, [record]) is records.find(job, [record], "of one") is record
+    assert records.find(job, [record], "of another") is None
+
+
+def test_a_scales_records_are_one_file_with_a_line_for_each_run(tmp_path: Path) -> None:
+    for name, loss in (("b", 1.0), ("a", 2.0), ("b", 3.0)):
+        records.keep(
+            {"name": name, "config": {"scale": {"name": "tiny"}}, "dev_loss": loss, "text": "\u2028"}, tmp_path
+        )
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["tiny.jsonl"]
+    assert [(record["name"], record["dev_loss"]) for record in records.read(tmp_path)] == [("a", 2.0), ("b", 3.0)]
 
 
 def test_runs_stand_still_while_the_pause_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +217,7 @@ def test_runs_stand_still_while_the_pause_file_is_there(tmp_path: Path, monkeypa
     assert run_missing([job], tmp_path / "records", tmp_path) == []
     assert states[0] != "T"
     assert states[2] == "T"
-    assert record_path(job, tmp_path / "records").exists()
+    assert records.find(job, records.read(tmp_path / "records"))
 
 
 def test_the_report_shows_each_table_and_figure_it_has_records_for() -> None:

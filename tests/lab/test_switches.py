@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lab import records
 from lab.__main__ import main
 from lab.batches import Batch, make_batch
 from lab.corpus import Corpus, generated_corpus
@@ -121,21 +122,22 @@ def _files(corpus: Corpus, folder: Path) -> list[str]:
 def test_base_runs_end_to_end_from_files_with_every_switch(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shrunk = replace(SCALES["base"], shape=replace(TINY.shape, dropout=0.1), vocabulary=400, tokens=300, steps=1200)
+    shape = replace(TINY.shape, dropout=0.1, inner_dropout=0.1)
+    shrunk = replace(SCALES["base"], shape=shape, vocabulary=400, tokens=300, steps=1100, branch=100)
     monkeypatch.setitem(SCALES, "base", replace(shrunk, dev=30))
     monkeypatch.setattr("lab.commands.Options", _stopping(at=110))
     words = ["lab", "run", "--scale", "base", "--no-warmup", "--bfloat16", "--accumulate", "2", "--quiet"]
-    words += ["--cache", str(tmp_path), *_files(corpus, tmp_path)]
+    words += ["--device", "cpu", "--cache", str(tmp_path), *_files(corpus, tmp_path)]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(_Stopped):
         main()
     assert "hours for the 1,100 to go" in capsys.readouterr().err
     monkeypatch.undo()
-    monkeypatch.setitem(SCALES, "base", replace(shrunk, dev=30, steps=20))
+    monkeypatch.setitem(SCALES, "base", replace(shrunk, dev=30, steps=20, branch=2))
     monkeypatch.setattr(sys, "argv", words)
     assert main() == 0
-    (record,) = (json.loads(path.read_text()) for path in (tmp_path / "records" / "base").glob("*.json"))
-    assert record["bleu"]["dev"]["sentences"] == 30
+    (record,) = records.read(tmp_path / "records", "base")
+    assert record["bleu"]["dev"]["sentences"] == record["ways"]["decayed"]["bleu"]["dev"]["sentences"] == 30
     assert record["config"]["row"]["name"] == "O"
     assert record["config"]["scale"]["autocast"]
 

@@ -54,6 +54,8 @@ def original(source: str) -> Callable[..., Any]:
     """The class of that name, or a skipped test."""
     if source == "torch":
         return torch.optim.Adafactor
+    if source == "adamw":
+        return torch.optim.AdamW
     if source == "transformers":
         return pytest.importorskip("transformers.optimization").Adafactor  # type: ignore[no-any-return]
     if source == "pytorch_optimizer":
@@ -77,11 +79,19 @@ def gradient(p: Tensor, t: int, number: int, rms: float = 1.0) -> Tensor:
     return (rms * scale * torch.randn(p.shape, generator=generator)).to(p.dtype)
 
 
-def steps(optimizer: Any, params: list[Tensor], span: range, rms: float = 1.0) -> None:
+def falling(p: Tensor, t: int, number: int, rms: float = 1.0) -> Tensor:
+    """A gradient that falls by 5 % a step, so that RMS(U) is below 1, its rows spread over two powers of ten."""
+    rows = torch.logspace(0, -2, p.shape[0], dtype=p.dtype) if p.ndim > 1 else torch.ones(1, dtype=p.dtype)
+    return 0.95**t * rows.view(-1, *[1] * (p.ndim - 1)) * gradient(p, t, number, rms)
+
+
+def steps(
+    optimizer: Any, params: list[Tensor], span: range, rms: float = 1.0, kind: Callable[..., Tensor] = gradient
+) -> None:
     """Steps on the gradients of these times."""
     for t in span:
         for number, p in enumerate(params):
-            p.grad = gradient(p, t, number, rms)
+            p.grad = kind(p, t, number, rms)
         optimizer.step()
 
 
@@ -107,22 +117,23 @@ def moved_apart(
     scheduler: Callable[[Optimizer, int], Any] | None = None,
     after: int = AFTER,
     rms: float = 1.0,
+    kind: Callable[..., Tensor] = gradient,
     parameter_rms: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> float:
     """Train with the original, move in, go on with both on the same gradients: how far apart do they end?"""
     params = parameters(shapes, parameter_rms, dtype)
     theirs = original(source)(params, **their_arguments)
-    steps(theirs, params, range(BEFORE), rms)
+    steps(theirs, params, range(BEFORE), rms, kind)
     mine = [p.detach().clone().requires_grad_() for p in params]
     start = [p.detach().clone() for p in params]
     ours = adafactor.like(source, mine, **their_arguments)
     saved = copy.deepcopy(theirs.state_dict())
     ours.load_state_dict(adafactor.migrate(saved, source, params=mine, arguments=unsaved))
-    steps(theirs, params, range(BEFORE, BEFORE + after), rms)
+    steps(theirs, params, range(BEFORE, BEFORE + after), rms, kind)
     schedule = scheduler(ours, BEFORE) if scheduler else None
     for t in range(BEFORE, BEFORE + after):
-        steps(ours, mine, range(t, t + 1), rms)
+        steps(ours, mine, range(t, t + 1), rms, kind)
         if schedule is not None:
             schedule.step()
     return apart(mine, params, start)

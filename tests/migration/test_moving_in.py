@@ -99,6 +99,84 @@ def test_bfloat16_parameters_take_the_same_steps_bit_for_bit(source: str) -> Non
     assert all(torch.equal(p, q) for p, q in zip(params, mine, strict=True))
 
 
+ADAMW: list[dict[str, Any]] = [
+    {"eps": 1e-12},
+    {"eps": 1e-12, "lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1},
+    {"eps": 1e-12, "maximize": True, "foreach": True},
+    {"eps": 1e-12, "betas": (0.0, 0.9)},  # without momentum ours is clipped
+]
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+@pytest.mark.parametrize("arguments", ADAMW, ids=str)
+def test_the_means_of_adamws_second_moment_are_what_adafactor_would_have_by_now(arguments: dict[str, Any]) -> None:
+    params, mine = (parameters([*SHAPES, (4, 3, 5, 5)], dtype=torch.float64) for _ in range(2))
+    theirs, ours = torch.optim.AdamW(params, **arguments), adafactor.like("adamw", mine, **arguments)
+    steps(theirs, params, range(BEFORE))
+    steps(ours, mine, range(BEFORE))
+    moved, expected = adafactor.migrate(theirs.state_dict(), "adamw"), ours.state_dict()
+    assert moved["param_groups"] == expected["param_groups"]
+    assert {name for state in moved["state"].values() for name in state} >= {"row", "col", "full"}
+    for key, state in expected["state"].items():
+        assert state.keys() == moved["state"][key].keys()
+        for name, value in state.items():
+            assert torch.allclose(value, moved["state"][key][name], rtol=1e-12, atol=1e-20), (key, name)
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("arguments", ADAMW[:-1], ids=str)
+def test_what_is_not_factored_takes_adamws_steps(arguments: dict[str, Any], dtype: torch.dtype) -> None:
+    shapes: Shapes = [(7,), (), (5, 1), (1, 6)]
+    assert moved_apart("adamw", shapes, arguments, dtype=dtype) < SAME[dtype]
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+def test_adamws_average_of_gradients_can_be_left_behind() -> None:
+    params = parameters(SHAPES)
+    theirs = torch.optim.AdamW(params)
+    steps(theirs, params, range(BEFORE))
+    moved = adafactor.migrate(theirs.state_dict(), arguments={"betas": (0.0, 0.999), "lr": 1e-4})
+    whole = adafactor.migrate(theirs.state_dict())
+    assert moved["param_groups"][0]["beta1"] == 0.0 and moved["param_groups"][0]["clip"] == 1.0
+    assert whole["param_groups"][0]["clip"] is None and moved["param_groups"][0]["lr"] == 1e-4
+    for key, state in moved["state"].items():
+        assert "momentum" not in state and "momentum" in whole["state"][key]
+        assert all(torch.equal(value, whole["state"][key][name]) for name, value in state.items())
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+def test_a_parameter_that_adamw_never_stepped_moves_in_without_state() -> None:
+    params = parameters([(4, 3), (2, 2)])
+    theirs = torch.optim.AdamW(params)
+    params[0].grad = torch.ones(4, 3)
+    theirs.step()
+    moved = adafactor.migrate(theirs.state_dict(), "adamw")
+    assert list(moved["state"]) == [0] and len(moved["param_groups"]) == 1
+    adafactor.Adafactor(parameters([(4, 3), (2, 2)])).load_state_dict(moved)
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("torch", {}),
+        ("adamw", {}),
+        pytest.param("transformers", {}, marks=pytest.mark.slow),
+        pytest.param("timm", {}, marks=pytest.mark.slow),
+        pytest.param("timm_bv", {}, marks=pytest.mark.slow),
+        pytest.param("pytorch_optimizer", {}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+def test_whose_state_it_is_is_told_from_its_keys(source: str, arguments: dict[str, Any]) -> None:
+    params = parameters([(24, 18), (5,)])
+    theirs = original(source)(params, **arguments)
+    steps(theirs, params, range(2))
+    found, told = (adafactor.migrate(theirs.state_dict(), *which) for which in ((), (source,)))
+    assert found["param_groups"] == told["param_groups"]
+    assert all(torch.equal(value, told["state"][0][name]) for name, value in found["state"][0].items())
+
+
 @pytest.mark.slow
 def test_a_warm_up_goes_on_as_a_schedule() -> None:
     def schedule(optimizer: torch.optim.Optimizer, t: int) -> Any:

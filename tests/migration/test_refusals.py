@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 import adafactor
-from tests.migration.peers import CONVOLUTIONS, Shapes, apart, moved_apart, notes, original, parameters, steps
+from tests.migration.peers import (
+    CONVOLUTIONS,
+    Shapes,
+    apart,
+    falling,
+    moved_apart,
+    notes,
+    original,
+    parameters,
+    steps,
+)
 
 MATRICES: Shapes = [(24, 18), (18, 24), (40,)]
 SLOW = pytest.mark.slow
@@ -27,9 +37,6 @@ def saved(shapes: Shapes = [(4, 3), (5,)]) -> StateDict:  # noqa: B006
 
 
 DIFFERENCES = [
-    ("torch", {}, {"rms": 1e-5, "dtype": torch.float32}, "0.4 %", 0.004),
-    ("torch", {}, {"rms": 1e-6, "dtype": torch.float32}, "5 %", 0.05),
-    ("torch", {}, {"rms": 1e-8, "dtype": torch.float32}, "15 %", 0.15),
     ("transformers", {"weight_decay": 0.01}, {"parameter_rms": 0.05}, "5 %", 0.05),
     ("timm", {"betas": (0.9, 0.99), "caution": True}, {}, "24 %", 0.24),
     ("timm_bv", {"lr": 1e-2}, {}, "0.8 %", 0.008),
@@ -53,6 +60,43 @@ def test_the_difference_is_as_large_as_it_is_said_to_be(
         distance = moved_apart(source, MATRICES, arguments, after=20, **run)
     assert any(words in note for note in told)
     assert size / 2 < distance < 2 * size
+
+
+# float32's ε₁ in float64, so that nothing but ε₁ drives the two apart
+FLOAT32 = {"eps": (torch.finfo(torch.float32).eps, 1e-3)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "rms", "words", "low", "high"),
+    [
+        (MATRICES[:2], 1e-1, "the same to rounding while gradients have an RMS of 0.00035 or more", 0.0, 1e-9),
+        (MATRICES[:2], 2e-4, "2 to 32 %", 0.02, 0.32),
+        (MATRICES[:2], 1e-6, "70 to 93 % below 1e-5", 0.70, 0.93),
+        ([(8, 6, 3, 3)], 2e-4, "50 to 150 % in convolutions", 0.5, 1.5),
+    ],
+)
+def test_the_difference_that_torchs_eps1_makes_is_as_large_as_it_is_said_to_be(
+    shapes: Shapes, rms: float, words: str, low: float, high: float
+) -> None:
+    with notes() as told:
+        distance = moved_apart("torch", shapes, FLOAT32, after=20, rms=rms, kind=falling)
+    assert words in told[0] and low <= distance < high
+
+
+def test_below_the_root_of_eps1_torch_drives_an_update_up_to_d_and_ours_keeps_its_rms() -> None:
+    (theirs_x,) = parameters([(24, 18)], dtype=torch.float64)
+    theirs = torch.optim.Adafactor([theirs_x], **FLOAT32)  # type: ignore[arg-type]
+    steps(theirs, [theirs_x], range(7), 2e-4, falling)
+    before, mine = theirs_x.detach().clone(), theirs_x.detach().clone().requires_grad_()
+    with notes():
+        ours = adafactor.like("torch", [mine], **FLOAT32)
+        ours.load_state_dict(adafactor.migrate(theirs.state_dict(), "torch"))
+    steps(theirs, [theirs_x], range(7, 8), 2e-4, falling)
+    steps(ours, [mine], range(7, 8), 2e-4, falling)
+    size, mean = ours.report()[0].rms_update, float(ours.state[mine]["row"].mean())
+    raised = min(1.0, size * (FLOAT32["eps"][0] / mean) ** 0.5)
+    assert size < 0.95 and raised == 1.0
+    assert torch.allclose(theirs_x - before, (mine - before) * raised / size, rtol=1e-6)
 
 
 @SLOW
@@ -117,8 +161,59 @@ def test_parameters_that_do_not_fit_are_refused_by_name(params: Any, message: st
 
 
 def test_one_peers_state_is_not_taken_for_anothers() -> None:
-    with pytest.raises(ValueError, match="neither 'exp_avg_sq_row' nor 'exp_avg_sq'; it has 'step', 'row_var'"):
+    with pytest.raises(ValueError, match="the state of torch.optim.Adafactor .*'beta2_decay', 'd'.*source is 'torch'"):
         adafactor.migrate(saved(), "transformers")
+    nameless = saved()
+    nameless["param_groups"] = [{"params": [0, 1]}]
+    with pytest.raises(ValueError, match="neither 'exp_avg_sq_row' nor 'exp_avg_sq'; it has 'step', 'row_var'"):
+        adafactor.migrate(nameless, "transformers")
+
+
+def test_whose_a_state_is_must_be_said_where_its_keys_do_not_tell() -> None:
+    for groups, message in (
+        (
+            [{"params": [0], "momentum": 0.9, "nesterov": True}],
+            "cannot be told .* has 'params', 'momentum', 'nesterov'",
+        ),
+        (torch.optim.NAdam(parameters([(2, 2)])).state_dict()["param_groups"], "cannot be told .*'momentum_decay'"),
+        ([{"params": [0], "clip_threshold": 1.0, "scale_parameter": True, "beta1": None}], "fairseq's .*: say which"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            adafactor.migrate({"state": {}, "param_groups": groups})
+    for other in ([], 3, {"weight": torch.ones(2)}, {"state": {}, "param_groups": [3]}):
+        with pytest.raises(ValueError, match="cannot be told whose state this is"):
+            adafactor.migrate(other)
+
+
+def test_what_has_no_counterpart_in_adam_is_said_with_its_size() -> None:
+    shapes: Shapes = [(7,), (), (40,)]
+    for make, arguments, rms, words, size in (
+        (torch.optim.Adam, {"weight_decay": 0.01}, 1.0, "3 %", 0.03),
+        (torch.optim.Adam, {"weight_decay": 0.01}, 0.01, "106 %", 1.06),
+        (torch.optim.AdamW, {"amsgrad": True, "betas": (0.9, 0.95)}, 1.0, "6 %", 0.06),
+    ):
+        params = parameters(shapes, dtype=torch.float64)
+        theirs = make(params, **arguments)  # type: ignore[operator]
+        steps(theirs, params, range(7), rms)
+        mine, start = [p.detach().clone().requires_grad_() for p in params], [p.detach().clone() for p in params]
+        ours = adafactor.Adafactor(mine)
+        with notes() as told:
+            ours.load_state_dict(adafactor.migrate(theirs.state_dict()))
+        steps(theirs, params, range(7, 27), rms)
+        steps(ours, mine, range(7, 27), rms)
+        assert words in told[1] and size / 2 < apart(mine, params, start) < 2 * size
+
+
+def test_an_old_state_that_may_be_adams_or_adamws_says_so() -> None:
+    params = parameters([(3,)])
+    theirs = torch.optim.AdamW(params)
+    steps(theirs, params, range(2))
+    old = theirs.state_dict()
+    del old["param_groups"][0]["decoupled_weight_decay"]
+    for arguments, said in (({}, "taken as AdamW's"), ({"decoupled_weight_decay": False}, "no counterpart")):
+        with notes() as told:
+            moved = adafactor.migrate(old, arguments=arguments)
+        assert said in told[1] and bool(moved["param_groups"][0]["weight_decay"]) == (not arguments)
 
 
 def test_unknown_names_and_arguments_are_refused() -> None:

@@ -281,6 +281,15 @@ def test_all_is_right(a_card: list[Any], capsys: pytest.CaptureFixture[str]) -> 
     assert "there are float32; float32, momentum" in capsys.readouterr().err
 
 
+def test_an_exception_is_shown_and_not_kept(
+    a_card: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = trial.Finding(trial.Sort(), "default", "OSError: No space left on device", is_exception=True)
+    monkeypatch.setattr(trial, "examine", lambda *_: [full])
+    assert main(["check", "--only", "float64"]) == 1
+    assert "No space left on device" in capsys.readouterr().out and not verdict.read(verdict.describe(CPU))
+
+
 def test_bench_adds_a_block(
     a_card: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from adafactor import Adafactor, cli, plan
+from adafactor import Adafactor, cli, plan, sums
 from adafactor.kernels import walk_order
+from adafactor.kernels.eager.blocks import BLOCK_CPU
 from adafactor.planning import SETTINGS, plan_shards, shapes_of, sizes
 from adafactor.planning.models import Weight
-from adafactor.planning.ours import BLOCK_BYTES, compiled_vectors
-from adafactor.planning.setting import FLOAT, SHORT
+from adafactor.planning.optimizers import BLOCK_BYTES, compiled_vectors
 from adafactor.shapes import llama
 from adafactor.traffic import fully_sharded
-from studies.plan import NOT_HERE, OURS, Training, peak_bytes
+from studies.plan import NOT_HERE, OURS, Live, Training, peak_bytes, square
 from tests import inside
 
 ROOT = Path(__file__).parents[2]
@@ -246,6 +246,8 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
 def test_the_peak_of_a_step_is_within_five_per_cent_of_the_plan(key: str) -> None:
     if key.startswith("transformers"):
         pytest.importorskip("transformers")
+    if key == "torch-bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this CPU multiplies bfloat16 matrices in float32, so that torch's outer product takes 3·t, not t")
     planned = plan("gpt2", device="cpu", settings=[key]).lines[0].whole.total
     assert peak_bytes(key) == pytest.approx(planned, rel=0.05)
 
@@ -257,19 +259,32 @@ def test_so_is_that_of_the_other_adamws(adamw: str) -> None:
     assert peak_bytes("adamw-float32", adamw=adamw) == pytest.approx(planned, rel=0.05)
 
 
+KEYS = ["adafactor-float32", "adafactor-bfloat16", "adafactor-stochastic", "adafactor-kahan"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_step_on_a_device_holds_as_much_as_the_plan_says(key: str) -> None:
+    """On the meta device: no numbers, but the tensors of a step as a GPU would have them."""
+    with torch.device("meta"):
+        model = square().to(SETTINGS[key].dtype)
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer = Adafactor(model.parameters(), backend="eager", **OURS[key])
+        optimizer.step()
+        with Live() as live:
+            optimizer.step()
+    planned = plan(model, device="cuda", settings=[key]).lines[0].whole.temporary
+    assert live.peak == pytest.approx(planned, rel=0.005)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "rounding"), BLOCK_BYTES)
-def test_plain_torch_holds_as_much_for_each_element_of_a_block(dtype: torch.dtype, rounding: str) -> None:
-    keys = {(FLOAT, "nearest"): "adafactor-float32", (SHORT, "nearest"): "adafactor-bfloat16"}
-    key = keys.get((dtype, rounding), f"adafactor-{rounding}")
-    assert OURS[key].get("rounding", "nearest") == rounding
-    held = peak_bytes(key, "studies.plan:square", backend="eager") - without_temporary(key)
-    assert held / 2**20 == pytest.approx(BLOCK_BYTES[dtype, rounding], abs=1)
-
-
-def without_temporary(key: str) -> int:
+@pytest.mark.parametrize("key", KEYS)
+def test_on_a_cpu_plain_torch_holds_as_much_for_each_element_of_a_block(key: str) -> None:
     line = plan("studies.plan:square", settings=[key]).lines[0].whole
-    return line.total - line.temporary
+    held = peak_bytes(key, "studies.plan:square", backend="eager") - (line.total - line.temporary)
+    dtype, rounding = SETTINGS[key].dtype, OURS[key].get("rounding", "nearest")
+    # the first walk's sums down a block's 256 rows are in 64 parts there, in float32 and then in float64
+    first = BLOCK_BYTES[dtype, "nearest"] + sums.PARTS / 256 * (4 + 8)
+    assert held / BLOCK_CPU == pytest.approx(max(first, BLOCK_BYTES[dtype, rounding]), abs=1)
 
 
 def test_the_state_in_the_traffic_is_that_of_an_optimizer_that_was_made() -> None:

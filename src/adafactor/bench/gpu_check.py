@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     kernels.check("triton")
     from adafactor.bench import gpu_times
-    from adafactor.kernels.triton import verdict
+    from adafactor.kernels.progress import progress
 
     device, card = _device(arguments.device)
     if arguments.bench and card is None:
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(about(device))
     off = check(device, arguments.only)
     if card is not None and arguments.bench:
-        with verdict.progress("timing") as tick:
+        with progress("timing", math.inf) as tick:
             found = gpu_times.measure(card, arguments.rounds, tick)
         print(f"\n```\n{about(device)}\n{_sum_up(off)}\n\n{gpu_times.show(found)}\n```")
     return 1 if off else 0
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(device: torch.device, only: str | None = None) -> list[Finding]:
     """Try all sorts of kernels, or those of this name, say how each went, and keep the answers for `auto`."""
+    from adafactor.kernels.progress import progress
     from adafactor.kernels.triton import trial, verdict
 
     sorts = [sort for sort in _sorts() if only is None or only in str(sort)]
@@ -63,13 +65,13 @@ def check(device: torch.device, only: str | None = None) -> list[Finding]:
     found: list[Finding] = []
     for sort in sorts:
         start = time.perf_counter()
-        with verdict.progress("trying") as tell:
+        with progress("trying", math.inf) as tell:
             off = trial.examine(device, sort, forms, cases, tell)
         print(f"  {_mark(not off)} {str(sort):<{width}}  {time.perf_counter() - start:6.1f} s", flush=True)
         for finding in off:
             print(f"      {finding.case}: {finding.what}", flush=True)
         if device.type != "cpu":  # the interpreter tries fewer tensors
-            verdict.write(verdict.describe(device), {str(sort): verdict.sum_up(off)})
+            verdict.keep(verdict.describe(device), sort, off)
         found += off
     print(_sum_up(found) if device.type != "cpu" or found else "All is right, in the interpreter.")
     return found

@@ -146,12 +146,12 @@ class _Observed:
         if g is None:
             raise RuntimeError("a gradient was freed before FullMoment saw it, as step_in_backward frees them")
         s = Settings.of(self.group)
-        decay = float(eq.second_moment_decay(t, s.beta2, s.decay_rate))
+        decay, weight = map(float, eq.second_moment_decay(t, s.beta2, s.decay_rate))
         self.g = _whole(g).to(sum_dtype(g.device))
         new = self.g.square() + s.eps[0]
-        self.v = new * (1 - decay) if self.v is None else self.v.mul_(decay).add_(new, alpha=1 - decay)
+        self.v = new * weight if self.v is None else self.v.mul_(decay).add_(new, alpha=weight)
         self.past *= decay
-        self.square = self.square * decay**2 + (1 - decay) ** 2
+        self.square = self.square * decay**2 + weight**2
         self.step, self.steps = t, self.steps + 1
 
     def fit(self, name: str) -> Fit:

@@ -31,6 +31,8 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from adafactor.warn import warn
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ PACKAGES = {
 COMPILED = tuple(PACKAGES)
 AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
 BACKENDS = ("auto", "eager", *COMPILED)
+_modes, _level = torch._C._len_torch_dispatch_stack, torch._C._functorch.maybe_current_level  # asked in every step
 
 
 class Work(Protocol):
@@ -131,6 +134,11 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
     for name, members in chosen.items():
         works += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
     return works, fallback
+
+
+def is_watched() -> bool:
+    """Whether a mode stands between torch and its operations, as make_fx's: it would see nothing of compiled code."""
+    return _modes() > 0 or _level() is not None
 
 
 def _nothing(parameter: Parameter) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from adafactor.layout import layout
 from adafactor.migration import arguments as common
-from adafactor.migration.form import Shape, count, statistics, tensor
-from adafactor.migration.statedict import Named, StateDict, checked, match
+from adafactor.migration.form import Named, Shape, StateDict, checked, count, match, statistics, tensor
 from adafactor.settings import Settings
 
 TARGETS = ("torch", "transformers")

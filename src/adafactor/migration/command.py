@@ -1,4 +1,4 @@
-"""`adafactor migrate in.pt out.pt --from transformers`."""
+"""`adafactor migrate in.pt out.pt`, and `adafactor migrate checkpoint-500 --in-place`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.migration import files
-from adafactor.migration.core import OURS, PEERS, READ_TREE, TARGETS, migrate
+from adafactor.foreign import SIGNS
+from adafactor.migration import files, trees
+from adafactor.migration.core import OURS, PEERS, READ_TREE, TARGETS, guess, migrate
 from adafactor.migration.form import MigrationWarning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
-    parser.add_argument("source", type=Path, metavar="in.pt", help="a checkpoint: .pt, .bin, .ckpt or .safetensors")
     parser.add_argument(
-        "target", type=Path, metavar="out.pt", help="the converted checkpoint; everything else in it is kept"
+        "source",
+        type=Path,
+        metavar="in.pt",
+        help="a checkpoint: .pt, .bin, .ckpt or .safetensors, or the folder of a Trainer, Accelerate or DCP checkpoint",
+    )
+    parser.add_argument(
+        "target", type=Path, metavar="out.pt", nargs="?", help="the converted checkpoint; everything else in it is kept"
+    )
+    parser.add_argument(
+        "--in-place", action="store_true", help="replace the checkpoint instead; the old one is kept as NAME.before"
     )
     parser.add_argument(
         "--from",
         dest="peer",
-        required=True,
         choices=[*PEERS, OURS],
         metavar="NAME",
-        help=f"whose state it holds: {', '.join([*PEERS, OURS])}",
+        help=f"whose state it holds: {', '.join([*PEERS, OURS])} (default: told from its keys)",
     )
     parser.add_argument(
         "--to",
@@ -50,42 +58,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert one file; differences are told on stderr."""
-    if arguments.target.exists() and not arguments.force:
-        raise ValueError(f"{arguments.target} exists; --force replaces it")
-    checkpoint = files.read(arguments.source)
-    tree = arguments.peer in READ_TREE
-    keys = _words(arguments.key) if arguments.key is not None else [] if tree else _find(checkpoint, arguments.source)
+    """Convert one checkpoint; differences are told on stderr."""
+    try:
+        return _run(arguments)
+    except (MemoryError, RecursionError) as wrong:
+        raise ValueError(f"{arguments.source} is too large or nested too deeply to be converted") from wrong
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if (arguments.target is None) != arguments.in_place:
+        raise ValueError("name out.pt or say --in-place, one of the two")
+    source = files.locate(arguments.source)
+    before = source.with_name(f"{source.name}.before")
+    target, keep = (source, before) if arguments.in_place else (arguments.target, None)
+    if keep is not None and (keep.is_dir() or keep.exists() and not keep.samefile(source)):
+        raise ValueError(f"{keep} exists, from an earlier conversion: move it away if {source.name} is to be converted")
+    if keep is None and target.exists() and not arguments.force:
+        raise ValueError(f"{target} exists; --force replaces it")
+    checkpoint = files.read(source)
+    tree = arguments.peer in READ_TREE or (arguments.peer is None and trees.recognise(checkpoint) is not None)
+    keys = _words(arguments.key) if arguments.key is not None else [] if tree else _find(checkpoint, source)
+    found = _get(checkpoint, keys)
+    peer = guess(found) if arguments.peer is None else arguments.peer
     params = None if arguments.params is None else _weights(arguments.params)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MigrationWarning)
         converted = migrate(
-            _get(checkpoint, keys),
-            arguments.peer,
-            arguments.to,
-            params=params,
-            arguments=arguments.arguments,
-            paths=arguments.paths,
+            found, peer, arguments.to, params=params, arguments=arguments.arguments, paths=arguments.paths
         )
     for note in caught:
         print(f"adafactor migrate: {note.message}", file=sys.stderr)
-    files.write(_put(checkpoint, keys, converted), arguments.target)
-    print(f"{arguments.target}: {len(converted['state'])} parameters in {len(converted['param_groups'])} groups")
+    distributed = files.is_distributed(source) and not target.suffix
+    files.write(_put(checkpoint, keys, converted), target, distributed, keep)
+    kept = "" if keep is None else f"; what it was is {keep}"
+    groups, name = len(converted["param_groups"]), SIGNS[peer][0] if peer in SIGNS else peer
+    print(f"{target}: {len(converted['state'])} parameters in {groups} groups, from {name}{kept}")
     return 0
 
 
 def _json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {wrong}") from wrong
+    except (ValueError, RecursionError) as wrong:
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not JSON: {wrong}") from wrong
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a JSON object")
     return value
 
 
 def _words(key: str) -> list[str | int]:
-    return [int(word) if word.isdigit() else word for word in key.split(".")]
+    return [files.key(word) for word in key.split(".")]
 
 
 def _find(checkpoint: Any, path: Path) -> list[str | int]:

@@ -8,15 +8,27 @@ from typing import Any
 
 from torch import Tensor
 
+from adafactor.foreign import SIGNS, recognise
 from adafactor.migration import back, fairseq, timm, torch_optim, trees
-from adafactor.migration.form import MigrationWarning, Moments, Peer, check, is_half
+from adafactor.migration.form import (
+    MigrationWarning,
+    Moments,
+    Named,
+    Peer,
+    StateDict,
+    check,
+    checked,
+    is_half,
+    match,
+    names,
+)
 from adafactor.migration.groups import Group, Member, express, kind, ours, settings, split
-from adafactor.migration.statedict import Named, StateDict, checked, match, names
 from adafactor.optimizer import Adafactor
 from adafactor.settings import Settings
 
 PEERS = {
-    "torch": torch_optim.PEER,
+    "torch": torch_optim.ADAFACTOR,
+    "adamw": torch_optim.ADAMW,
     "transformers": fairseq.TRANSFORMERS,
     "fairseq": fairseq.FAIRSEQ,
     "timm": timm.TIMM,
@@ -26,13 +38,15 @@ PEERS = {
     "t5x": trees.T5X,
 }
 OURS = "adafactor"
+# what values of the wrong type or size lead to: a state dict from a file may hold anything anywhere
+DAMAGED = (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
 TARGETS = (OURS, *back.TARGETS)
 READ_TREE = {"optax": trees.read_optax, "t5x": trees.read_t5x}
 
 
 def migrate(
     state_dict: Any,
-    source: str,
+    source: str | None = None,
     target: str = OURS,
     *,
     params: Any = None,
@@ -46,12 +60,13 @@ def migrate(
 
     Args:
         state_dict: what the other optimizer's `state_dict()` gave; of optax the state, of T5X its `state_dict`.
-        source: "torch", "transformers", "fairseq", "timm", "timm_bv" (AdafactorBigVision), "pytorch_optimizer",
-            "optax", "t5x", or "adafactor".
+        source: "torch", "adamw" (torch.optim's AdamW or Adam), "transformers", "fairseq", "timm", "timm_bv"
+            (AdafactorBigVision), "pytorch_optimizer", "optax", "t5x", or "adafactor"; None: told from the keys.
         target: "adafactor", "torch" or "transformers".
         params: the parameters in the optimizer's order (tensors, named tensors, groups, or a mapping from names to
             tensors or shapes): their number, names and shapes are checked. Needed for optax and T5X.
-        arguments: the other optimizer's arguments that its state dict does not hold: all of optax and T5X.
+        arguments: the other optimizer's arguments that its state dict does not hold: all of optax and T5X; `lr`, and
+            of AdamW `betas`, may be given anew, for the steps to come.
         paths: for optax and T5X, from our names to the paths in their trees where they are not the same, or to pairs
             of a path and the order of axes: `{"weight": ("dense/kernel", (1, 0))}` for a transposed matrix.
 
@@ -63,18 +78,25 @@ def migrate(
         >>> ours = like("torch", [weight])
         >>> ours.load_state_dict(migrate(theirs.state_dict(), source="torch"))
     """
+    source = guess(state_dict) if source is None else source
     _check_names(source, target)
+    _check_owner(state_dict, source)
     shapes = _shapes(params)
     notes: list[str] = []
     converted = state_dict
     if source != OURS:
         peer, arguments = PEERS[source], dict(arguments or {})
         _check_arguments(peer, arguments)
-        if source in READ_TREE:
-            groups = _of_tree(state_dict, source, shapes, arguments, paths or {})
-        else:
-            groups = _of_state_dict(state_dict, peer, shapes, arguments)
-        converted, notes = ours(groups), [note for group in groups for note in group.told.notes]
+        try:
+            if source in READ_TREE:
+                groups = _of_tree(state_dict, source, shapes, arguments, paths or {})
+            else:
+                groups = _of_state_dict(state_dict, peer, shapes, arguments)
+            converted, notes = ours(groups), [note for group in groups for note in group.told.notes]
+        except DAMAGED as wrong:
+            raise ValueError(
+                f"the state or the arguments of {peer.name} cannot be converted ({type(wrong).__name__}: {wrong})"
+            ) from wrong
         shapes = None  # checked, and our groups may have another order
     if target != OURS:
         converted, more = back.convert(converted, target, shapes)
@@ -116,6 +138,38 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     optimizer = Adafactor(mine, **keywords)
     _warn([note for group in groups for note in group.told.notes])
     return optimizer
+
+
+def guess(state_dict: Any) -> str:
+    """Whose state it is, told from its keys, or an error that lists them."""
+    if source := recognise(state_dict):
+        groups = state_dict["param_groups"] if source == "transformers" else []
+        if any(group["scale_parameter"] and not group.get("relative_step") for group in groups):
+            raise ValueError(
+                "the state dict is of transformers' or of fairseq's Adafactor, whose lr mean different things with "
+                "scale_parameter=True and relative_step=False: say which"
+            )
+        return source
+    if source := trees.recognise(state_dict):
+        return source
+    seen: Any = state_dict
+    if isinstance(state_dict, Mapping) and state_dict.get("param_groups"):
+        seen = state_dict["param_groups"][0]
+    keys = ", ".join(map(repr, seen)) if isinstance(seen, Mapping) else type(seen).__name__
+    raise ValueError(f"it cannot be told whose state this is, which has {keys[:300]}: say one of {', '.join(PEERS)}")
+
+
+def _check_owner(state_dict: Any, source: str) -> None:
+    """Refuse the state of an optimizer that is plainly another one."""
+    owner = recognise(state_dict)
+    if owner is None or owner == source or (owner, source) == ("transformers", "fairseq"):
+        return
+    name, keys = SIGNS[owner]
+    expected = SIGNS[source][0] if source in SIGNS else PEERS[source].name
+    raise ValueError(
+        f"this is the state of {name} (its groups have {', '.join(map(repr, sorted(keys)))}), not of {expected}: "
+        f"{'there is nothing to convert' if owner == OURS else f'its source is {owner!r}'}"
+    )
 
 
 def _check_names(source: str, target: str) -> None:
@@ -172,13 +226,15 @@ def _of_state_dict(state_dict: Any, peer: Peer, shapes: Named | None, arguments:
     known = match(saved, shapes)
     groups = []
     for group in saved:
-        if both := [name for name in arguments if name in group and group[name] != arguments[name] and name != "lr"]:
+        if both := [
+            name for name in arguments if name not in peer.anew and group.get(name, ...) not in (..., arguments[name])
+        ]:
             raise ValueError(f"{both[0]}={arguments[both[0]]!r} is given, but the state dict has {group[both[0]]!r}")
-        theirs = {**peer.defaults, **group, **arguments, "lr_given": "lr" in arguments}
+        theirs = {**peer.defaults, **group, **arguments, "given": arguments, "saved": group}
         members = []
         for key, name in zip(group["params"], names(group), strict=True):
             where = name or f"parameter {key}"
-            member = Member(where, key, known.get(key), name)
+            member = Member(where, key, known.get(key), name, kind=("outer", peer.axes))
             if entry := state.get(key):
                 member.moments = _moments(peer, theirs, entry, member)
                 member.shape = member.moments.shape

@@ -27,7 +27,7 @@ def fairseq(theirs: Arguments, step: int | None) -> Translation:
     """As transformers', but for an lr that the optimizer itself overwrites."""
     told = _translate(theirs, step, "fairseq's Adafactor")
     if theirs["scale_parameter"] and not theirs["relative_step"]:
-        if step is not None and not theirs.get("lr_given"):
+        if step is not None and "lr" not in theirs["given"]:
             raise ValueError(
                 f"lr={theirs['lr']!r} in the groups is not the one that fairseq was given but that of the last "
                 "parameter's last step: pass the real one in arguments={'lr': …}"

@@ -1,103 +1,147 @@
-"""Checkpoints of strangers: tensors are read, nothing is run; a file is written whole or not at all."""
+"""Checkpoints of strangers: tensors are read, nothing is run; a checkpoint is written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
+import re
+import shutil
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-UNREADABLE = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    KeyError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    TypeError,
+NOTHING_ELSE = (
+    "is not a whole checkpoint of tensors, dicts, lists and numbers, and nothing else is read from a checkpoint"
 )
+
+
+def locate(path: Path) -> Path:
+    """The checkpoint itself, or the one that holds the optimizer in a folder of Trainer, Accelerate or Lightning."""
+    if not path.is_dir() or is_distributed(path):
+        return path
+    found = [file for kind in ("optimizer*.pt", "optimizer*.bin", "*.ckpt") for file in sorted(path.glob(kind))]
+    found += [file.parent for file in sorted(path.glob("optimizer*/.metadata"))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"{path} holds several checkpoints: name one of {', '.join(file.name for file in found)}")
+    raise ValueError(f"{path} is a folder without optimizer.pt, optimizer.bin, a .ckpt file or .metadata")
+
+
+def is_distributed(path: Path) -> bool:
+    """Is it a folder of torch.distributed.checkpoint?"""
+    return (path / ".metadata").is_file()
 
 
 def read(path: Path) -> Any:
     """What a checkpoint holds: `.safetensors` as a tree, everything else by torch's loader of tensors alone."""
-    if not path.is_file():
+    if not path.is_file() and not is_distributed(path):
         raise ValueError(f"{path} is not a file")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+    suffix = path.suffix == ".safetensors"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about the form of a file that is refused if it cannot be read
+            if suffix:
+                return _read_safetensors(path)
+            if is_distributed(path):
+                return _read_distributed(path)
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (*UNREADABLE, zipfile.BadZipFile) as wrong:
-        reason = str(wrong).strip().split("\n")[0][:200]
-        raise ValueError(
-            f"{path} is not a whole checkpoint of tensors, dicts, lists and numbers, and nothing else is read from a "
-            f"checkpoint ({type(wrong).__name__}: {reason})"
-        ) from wrong
+    except (ImportError, PermissionError):
+        raise
+    except Exception as wrong:  # a parser can fail in any way on bytes that anybody has written
+        what = "is not a whole safetensors file" if suffix else NOTHING_ELSE
+        raise ValueError(f"{path} {what} ({_reason(wrong)})") from wrong
 
 
-def write(value: Any, path: Path) -> None:
-    """Write to a temporary file beside it, then rename: there is never half a file under this name."""
+def write(value: Any, path: Path, distributed: bool = False, keep: Path | None = None) -> None:
+    """Write beside it, then rename: there is never half a checkpoint under this name. `keep` is for what was there."""
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is not a folder")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        new = Path(folder, path.name)
+        try:
+            if distributed:
+                _write_distributed(value, new)
+            elif path.suffix == ".safetensors":
+                _write_safetensors(value, new)
+            else:
+                torch.save(value, new)
+        except (ImportError, OSError, ValueError):
+            raise
+        except Exception as wrong:  # of torch or safetensors: a full disk, or something too deep or of a wrong type
+            raise ValueError(f"{path} cannot be written ({_reason(wrong)})") from wrong
+        for file in (*new.iterdir(), new) if distributed else (new,):
+            _sync(file)
+        if keep is not None:
+            _keep(path, keep, new)
+        os.replace(new, path)
+    _sync(path.parent)
+
+
+def _keep(path: Path, keep: Path, new: Path) -> None:
+    """Give a file a second name, so that there is one under the first at any time; a folder can have only one."""
+    if path.is_dir():
+        os.rename(path, keep)
+        return
+    shutil.copymode(path, new)
+    if keep.exists():  # the same file: a conversion that was stopped at this point
+        return
     try:
-        if path.suffix == ".safetensors":
-            _write_safetensors(value, name)
-        else:
-            torch.save(value, name)
-        with open(name, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # a temporary file is its owner's alone
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        os.link(path, keep)
+    except OSError:  # a file system without hard links
+        shutil.copy2(path, keep)
+        _sync(keep)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _reason(wrong: Exception) -> str:
+    """The kind of error and its first line, without torch's advice how to load a file nevertheless."""
+    found = re.search(r"WeightsUnpickler error: (.*?)(?:\. Please|\n|$)", str(wrong))
+    return f"{type(wrong).__name__}: {(found[1] if found else str(wrong).strip().partition(chr(10))[0])[:200]}"
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def key(word: str) -> str | int:
+    """A number where the word is one."""
+    return int(word) if word.isascii() and word.isdigit() else word
 
 
 def _read_safetensors(path: Path) -> dict[str | int, Any]:
     """Names are paths ("state/0/row"); `param_groups`, which are no tensors, are JSON in the metadata."""
-    safetensors = _safetensors()
     tree: dict[str | int, Any] = {}
-    try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                *folders, last = name.split("/")
-                node = tree
-                for folder in folders:
-                    node = node.setdefault(_key(folder), {})
-                node[_key(last)] = file.get_tensor(name)
-            groups = (file.metadata() or {}).get("param_groups")
-        if groups is not None:
-            tree["param_groups"] = json.loads(groups)
-            tree.setdefault("state", {})
-    except (safetensors.SafetensorError, AttributeError, TypeError, ValueError, OSError) as wrong:
-        raise ValueError(f"{path} is not a whole safetensors file ({type(wrong).__name__}: {wrong})") from wrong
+    with _safetensors().safe_open(str(path), framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            *folders, last = name.split("/")
+            node = tree
+            for folder in folders:
+                node = node.setdefault(key(folder), {})
+            node[key(last)] = file.get_tensor(name)
+        groups = (file.metadata() or {}).get("param_groups")
+    if groups is not None:
+        tree["param_groups"] = json.loads(groups)
+        tree.setdefault("state", {})
     return tree
 
 
-def _write_safetensors(value: Any, name: str) -> None:
+def _write_safetensors(value: Any, path: Path) -> None:
     _safetensors()
     from safetensors.torch import save_file
 
-    tensors = {path: _whole(leaf, path) for path, leaf in _leaves({"state": value["state"]})}
-    save_file(tensors, name, metadata={"param_groups": json.dumps(value["param_groups"])})
+    tensors = {name: _contiguous(leaf, name) for name, leaf in _leaves({"state": value["state"]})}
+    save_file(tensors, str(path), metadata={"param_groups": json.dumps(value["param_groups"])})
 
 
 def _safetensors() -> Any:
@@ -108,22 +152,97 @@ def _safetensors() -> Any:
     return safetensors
 
 
-def _key(word: str) -> str | int:
-    return int(word) if word.isdigit() else word
-
-
 def _leaves(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        inner = f"{path}/{key}" if path else str(key)
+    for name, value in tree.items():
+        inner = f"{path}/{name}" if path else str(name)
         if isinstance(value, Mapping):
             yield from _leaves(value, inner)
         else:
             yield inner, value
 
 
-def _whole(value: Any, path: str) -> Tensor:
+def _contiguous(value: Any, path: str) -> Tensor:
     if isinstance(value, (int, float)):
         return torch.tensor(value)
     if not isinstance(value, Tensor):
         raise ValueError(f"{path} is {type(value).__name__}, which a safetensors file cannot hold")
     return value.contiguous()
+
+
+DESCRIPTIONS = {  # all that the `.metadata` of a distributed checkpoint is made of, besides torch's data types
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "pathlib": {"Path", "PosixPath", "WindowsPath"},
+}
+
+
+class _Descriptions(pickle.Unpickler):
+    """Makes nothing but what a distributed checkpoint is described by; pickle itself would call anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class of DESCRIPTIONS or a data type."""
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name not in DESCRIPTIONS.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is no description of a tensor")
+        return super().find_class(module, name)
+
+
+def _read_distributed(path: Path) -> Any:
+    import torch.distributed.checkpoint as dcp
+
+    class Reader(dcp.FileSystemReader):
+        def read_metadata(self, *args: Any, **keywords: Any) -> Any:
+            return metadata
+
+    class Planner(dcp.DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: Any) -> None:
+            others[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+    others: dict[str, Any] = {}  # all that are no tensors
+    with open(path / ".metadata", "rb") as file:
+        metadata = _Descriptions(file).load()
+    described = metadata.state_dict_metadata
+    tensors = {name: item for name, item in described.items() if hasattr(item, "size")}
+    claimed = sum(prod(item.size) * item.properties.dtype.itemsize for item in tensors.values())
+    if claimed > sum(file.stat().st_size for file in path.iterdir()):
+        raise ValueError(f"it claims to hold {claimed} bytes")
+    flat = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in tensors.items()}
+    flat = {name: flat.get(name) for name in described}
+    try:
+        dcp.load(flat, storage_reader=Reader(path), planner=Planner(flatten_state_dict=False))
+    except dcp.api.CheckpointException as wrong:  # which is no Exception
+        raise next(iter(wrong.failures.values()))[0] from wrong
+    paths = metadata.planner_data or {}
+    return _nested({tuple(paths.get(name, (name,))): value for name, value in {**flat, **others}.items()})
+
+
+def _nested(flat: Mapping[tuple[Any, ...], Any]) -> Any:
+    """Dicts and lists again from paths, in which numbers are places in a list and words keys of a dict."""
+    if () in flat:
+        return flat[()]
+    inner: dict[Any, dict[tuple[Any, ...], Any]] = {}
+    for (first, *rest), value in flat.items():
+        inner.setdefault(first, {})[tuple(rest)] = value
+    if all(isinstance(first, int) for first in inner):
+        return [_nested(inner[first]) for first in sorted(inner)]
+    return {key(first): _nested(rest) for first, rest in inner.items()}
+
+
+def _write_distributed(value: Any, path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.save(value, storage_writer=dcp.FileSystemWriter(path))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from adafactor.layout import STEP_DTYPE, layout
-from adafactor.migration.form import Arguments, Axes, Moments, Peer, Shape, Translation
-from adafactor.migration.statedict import StateDict
+from adafactor.migration.form import Arguments, Axes, Moments, Peer, Shape, StateDict, Translation
 from adafactor.settings import Settings
 
 Kind = tuple[str | bool, Axes | None]  # the keywords `factored` and `axes`
@@ -40,16 +39,16 @@ class Group:
 
 
 def ours(groups: list[Group]) -> StateDict:
-    """Our state dict of these groups, parameters numbered anew."""
-    state: dict[int, dict[str, Tensor]] = {}
+    """Our state dict of these groups, parameters numbered anew; names that stand for numbers stay."""
+    state: dict[int | str, dict[str, Tensor]] = {}
     saved, number = [], 0
     offsets = {id(m): group.told for group in groups for m in group.members}
     for keywords, members in split(groups):
-        numbers = list(range(number, number + len(members)))
+        keys = [m.item if isinstance(m.item, str) else number + i for i, m in enumerate(members)]
         number += len(members)
         named = {"param_names": [m.name for m in members]} if all(m.name for m in members) else {}
-        saved.append({**keywords, "params": numbers, **named})
-        for key, m in zip(numbers, members, strict=True):
+        saved.append({**keywords, "params": keys, **named})
+        for key, m in zip(keys, members, strict=True):
             if m.moments is not None:
                 state[key] = _state(m, offsets[id(m)], keywords)
     return {"state": state, "param_groups": saved}
@@ -63,14 +62,14 @@ def _state(member: Member, told: Translation, keywords: Mapping[str, Any]) -> di
         raise ValueError(f"{member.where} has taken {moments.step} steps, fewer than the offset {told.step_offset}")
     state = {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
     shapes = layout(moments.shape, keywords["factored"], keywords["axes"])
-    if moments.whole is not None:
+    if shapes.row_axis is not None and shapes.col_axis is not None:
+        state |= {"row": moments.mean(shapes.col_axis), "col": moments.mean(shapes.row_axis)}
+    elif moments.whole is not None:
         state["full"] = moments.whole
-    elif shapes.row_axis is None or shapes.col_axis is None:
+    else:
         # one of the two axes has length 1: the mean over it is the second moment itself
         axis = next(axis for axis in sorted(moments.over, reverse=True) if moments.shape[axis] == 1)
         state["full"] = moments.over[axis].unsqueeze(axis)
-    else:
-        state |= {"row": moments.over[shapes.col_axis], "col": moments.over[shapes.row_axis]}
     if keywords["beta1"]:
         if moments.momentum is None:
             raise ValueError(f"the state of {member.where} has no momentum, but its group has one")
@@ -94,7 +93,7 @@ def split(groups: list[Group]) -> list[tuple[dict[str, Any], list[Member]]]:
 def kind(peer: Peer, theirs: Arguments, shape: Shape, where: str) -> Kind:
     """`factored` and `axes` that make ours treat a parameter as its peer does."""
     if peer.factored is None:
-        return LAST_TWO
+        return "outer", peer.axes
     axes = peer.factored(theirs, shape, where)
     return express(shape, axes, where)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adafactor.migration import arguments as common
 from adafactor.migration.arguments import HALF_MOMENTUM
-from adafactor.migration.form import Arguments, Axes, Moments, Peer, Shape, Translation, check, count, factors
+from adafactor.migration.form import Arguments, Axes, Moments, Peer, Shape, Translation, check, count, factors, whole
 
 SLICES = (
     "T5X clips and scales each slice of a 'batch' axis by its own RMS, ours the whole tensor: 20 steps on slices whose "
@@ -128,9 +128,12 @@ def leaf(name: str, shape: Shape, paths: Mapping[str, Any]) -> Leaf:
     return Leaf(name, path.replace(".", "/"), order, tuple(shape[order.index(axis)] for axis in range(len(shape))))
 
 
+FIELDS = {"optax": ("count", "v_row", "v_col", "v"), "t5x": ("step", "param_states")}  # by which a state is known
+
+
 def read_optax(tree: Any, theirs: Arguments, leaves: Sequence[Leaf]) -> list[tuple[Moments, Axes | None]]:
     """From `FactoredState(count, v_row, v_col, v)` and `EmaState(count, ema)`, wherever in the chain they are."""
-    state = _only(tree, ("count", "v_row", "v_col", "v"), "optax.adafactor")
+    state = _only(tree, FIELDS["optax"], "optax.adafactor")
     slots = {key: dict(_flat(state[key])) for key in ("v_row", "v_col", "v")}
     average = list(_nodes(tree, ("count", "ema")))
     if theirs["momentum"]:
@@ -142,7 +145,7 @@ def read_optax(tree: Any, theirs: Arguments, leaves: Sequence[Leaf]) -> list[tup
 
 def read_t5x(tree: Any, theirs: Arguments, leaves: Sequence[Leaf]) -> list[tuple[Moments, Axes | None]]:
     """From `{"step", "param_states": {path: {v_row, v_col, v, m}}}`."""
-    state = _only(tree, ("step", "param_states"), "T5X's Adafactor")
+    state = _only(tree, FIELDS["t5x"], "T5X's Adafactor")
     flat = dict(_flat(state["param_states"]))
     slots: dict[str, dict[str, Any]] = {key: {} for key in ("v_row", "v_col", "v", "m")}
     for path, value in flat.items():
@@ -196,6 +199,11 @@ def _nodes(tree: Any, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
             yield from _nodes(node, fields)
 
 
+def recognise(tree: Any) -> str | None:
+    """Whose tree it is."""
+    return next((source for source, fields in FIELDS.items() if next(_nodes(tree, fields), None)), None)
+
+
 def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
     found = list(_nodes(tree, fields))
     if len(found) != 1:
@@ -226,7 +234,7 @@ def _tensor(value: Any) -> Tensor:
         exact = array.dtype.kind in "iu" or array.dtype == np.float64
         # bfloat16, which NumPy lends from ml_dtypes, is unknown to torch
         value = torch.tensor(array if exact else array.astype(np.float32))
-    found: Tensor = value
+    found: Tensor = whole(value, "a leaf of the tree")
     return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
 
 

@@ -11,8 +11,7 @@ import torch
 
 from adafactor.planning import sizes
 from adafactor.planning.models import Model, find
-from adafactor.planning.optimizers import SETTINGS
-from adafactor.planning.setting import ADAMW, Setting, Situation
+from adafactor.planning.optimizers import ADAMW, SETTINGS, Setting, Situation
 from adafactor.shapes import Shape
 
 

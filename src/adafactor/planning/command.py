@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from adafactor.planning.bill import plan
-from adafactor.planning.optimizers import SETTINGS
-from adafactor.planning.presets import PRESETS
-from adafactor.planning.setting import ADAMW
+from adafactor.planning.models import PRESETS
+from adafactor.planning.optimizers import ADAMW, SETTINGS
 from adafactor.planning.sharded import TRAFFIC, traffic_table
 from adafactor.planning.show import show
 

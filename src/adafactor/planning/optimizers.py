@@ -1,21 +1,223 @@
-"""All settings that a plan compares."""
+"""What each optimizer keeps for a parameter and holds during a step, and all settings that a plan compares.
+
+Temporaries of other optimizers follow their code line by line: what an expression makes while its operands live, and
+what a loop's variables still hold from the parameter before. All were measured (docs/plan.md). Ours are those of the
+compiled step on a CPU, and of plain torch elsewhere.
+"""
 
 from __future__ import annotations
 
-from adafactor.planning.ours import ours
-from adafactor.planning.peers import (
-    adamw_8bit_keeps,
-    adamw_8bit_shares,
-    adamw_holds,
-    adamw_keeps,
-    mixed_holds,
-    nothing_held,
-    torch_holds,
-    torch_keeps,
-    transformers_holds,
-    transformers_keeps,
-)
-from adafactor.planning.setting import FLOAT, SHORT, Setting
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from adafactor.dtensor import drop
+from adafactor.kernels import walk_order
+from adafactor.kernels.eager.blocks import BLOCK_DEVICE
+from adafactor.layout import STEP_DTYPE, layout
+from adafactor.shapes import Shape
+
+FLOAT, SHORT = torch.float32, torch.bfloat16
+ADAMW = ("fused", "foreach", "loop")
+
+Cut = tuple[Shape, Shape]  # a parameter's shape, and that of the part which is on one device
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that one parameter's state takes from step to step."""
+
+    statistics: int
+    momentum: int = 0
+    rounding: int = 0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where and how the step runs."""
+
+    device: str = "cpu"  # our compiled step is for the CPU; everywhere else ours is plain torch in blocks
+    adamw: str = "fused"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An optimizer with the precision that it trains in."""
+
+    key: str
+    label: str
+    dtype: torch.dtype  # of the weights and their gradients
+    keeps: Callable[[Cut], Kept]
+    holds: Callable[[Sequence[Cut], Situation], int]  # the most that exists beyond all else at one time in a step
+    master: bool = False  # a float32 copy of the weights, which is what the optimizer steps
+    in_backward: bool = False  # a gradient is freed as soon as its parameter has stepped
+    unsharded: str = ""  # why it cannot step sharded parameters
+    shares: Callable[[Sequence[Cut]], int] = lambda cuts: 0  # bytes that all parameters' states have in common
+
+
+# ---- other optimizers -----------------------------------------------------------------------------------------------
+
+TORCH_STEP = 4  # bytes: torch's optimizers count steps in a float32 tensor
+
+
+def adamw_keeps(dtype: torch.dtype) -> Callable[[Cut], Kept]:
+    """Both averages are in the parameter's dtype."""
+
+    def keeps(cut: Cut) -> Kept:
+        count = prod(cut[1])
+        return Kept(count * dtype.itemsize + TORCH_STEP, count * dtype.itemsize)
+
+    return keeps
+
+
+def adamw_holds(dtype: torch.dtype) -> Callable[[Sequence[Cut], Situation], int]:
+    """Fused: nothing. foreach: √v of all parameters. Loop: √v and √v/√(1 − β₂ᵗ), and the latter of the one before."""
+
+    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
+        sizes = [prod(part) * dtype.itemsize for _, part in cuts]
+        if situation.adamw == "loop":
+            return in_turn(sizes, 2)
+        return sum(sizes) if situation.adamw == "foreach" else 0
+
+    return holds
+
+
+def mixed_holds(cuts: Sequence[Cut], situation: Situation) -> int:
+    """One parameter at a time: its gradient in float32, and what AdamW holds."""
+    copies = {"fused": 1, "foreach": 2, "loop": 3}[situation.adamw]
+    return max(copies * prod(part) * FLOAT.itemsize for _, part in cuts)
+
+
+BITS_BLOCK, BITS_LEAST = 256, 4096  # elements that share a scale; elements from which a tensor is kept in 8 bits
+
+
+def adamw_8bit_keeps(cut: Cut) -> Kept:
+    """Of bitsandbytes: a byte for each average and a float32 for each block of them; small tensors stay in float32."""
+    count = prod(cut[1])
+    one = count + 4 * -(-count // BITS_BLOCK) if count >= BITS_LEAST else 4 * count
+    return Kept(one, one)
+
+
+def adamw_8bit_shares(cuts: Sequence[Cut]) -> int:
+    """What the 256 values of a byte stand for, in float32, for each of the averages."""
+    return 2 * 256 * FLOAT.itemsize if any(prod(part) >= BITS_LEAST for _, part in cuts) else 0
+
+
+def nothing_held(cuts: Sequence[Cut], situation: Situation) -> int:
+    """A kernel that works in place."""
+    return 0
+
+
+def torch_keeps(dtype: torch.dtype) -> Callable[[Cut], Kept]:
+    """Of torch.optim.Adafactor: factors over the last two axes, in the gradient's dtype."""
+
+    def keeps(cut: Cut) -> Kept:
+        return Kept(_last_two(cut[1]) * dtype.itemsize + TORCH_STEP)
+
+    return keeps
+
+
+def torch_holds(dtype: torch.dtype) -> Callable[[Sequence[Cut], Situation], int]:
+    """Of torch.optim.Adafactor: V̂, which becomes the update, and the last parameter's; for vectors also G²."""
+
+    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
+        most = update = squared = 0
+        for _, part in cuts:
+            size = prod(part) * dtype.itemsize
+            most = max(most, update + squared + size)
+            if len(part) < 2:
+                most, squared = max(most, update + 2 * size), size
+            update = size
+        return most
+
+    return holds
+
+
+def transformers_keeps(cut: Cut) -> Kept:
+    """Of transformers' Adafactor: float32 factors over the last two axes, and RMS(X) as a tensor."""
+    return Kept(_last_two(cut[1]) * FLOAT.itemsize + FLOAT.itemsize)
+
+
+def transformers_holds(dtype: torch.dtype) -> Callable[[Sequence[Cut], Situation], int]:
+    """Of transformers' Adafactor: G² and G² + ε₁, the last update; for 16 bits also G and X, all in float32."""
+
+    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
+        return in_turn([prod(part) * FLOAT.itemsize for _, part in cuts], 2 if dtype == FLOAT else 4)
+
+    return holds
+
+
+def in_turn(sizes: Sequence[int], copies: int) -> int:
+    """The peak of a loop that makes so many copies of a tensor while its variable still holds one of the last's."""
+    before = [0, *sizes[:-1]]
+    return max(copies * size + last for size, last in zip(sizes, before, strict=True))
+
+
+def _last_two(shape: Shape) -> int:
+    if len(shape) < 2:
+        return prod(shape)
+    return prod(shape[:-1]) + prod(drop(shape, len(shape) - 2))
+
+
+# ---- ours -----------------------------------------------------------------------------------------------------------
+
+
+def ours(key: str, label: str, dtype: torch.dtype, momentum: bool = False, rounding: str = "nearest") -> Setting:
+    """One of our modes."""
+
+    def keeps(cut: Cut) -> Kept:
+        count = prod(cut[1])
+        return Kept(
+            factors(cut) * FLOAT.itemsize + STEP_DTYPE.itemsize,
+            count * FLOAT.itemsize if momentum else 0,
+            count * dtype.itemsize if rounding == "kahan" else 0,
+        )
+
+    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
+        # one parameter after the other, but sharded ones are on their way all at once
+        vectors = sum if any(whole != part for whole, part in cuts) else max
+        if situation.device == "cpu":
+            return vectors(map(compiled_vectors, cuts))
+        block = max(min(prod(part), BLOCK_DEVICE) for _, part in cuts) * BLOCK_BYTES[dtype, rounding]
+        return block + vectors(12 * factors(one) for one in cuts)  # means in double, scales in float32
+
+    in_backward = key.endswith("backward")
+    reason = "sharded parameters step together, not inside backward" if in_backward else ""
+    return Setting(key, label, dtype, keeps, holds, in_backward=in_backward, unsharded=reason)
+
+
+def factors(cut: Cut) -> int:
+    """The elements of our statistics on one device: the whole decides what is factored, a cut axis is cut in both."""
+    whole, part = cut
+    shapes = layout(whole, "outer")
+    if shapes.row_axis is None or shapes.col_axis is None:
+        return prod(part)
+    return prod(drop(part, shapes.col_axis)) + prod(drop(part, shapes.row_axis))
+
+
+# bytes for each element of the block that plain torch works on: room to compute in and for a converted copy, random
+# numbers on their way, what rounding took away
+BLOCK_BYTES = {
+    (FLOAT, "nearest"): 4,
+    (SHORT, "nearest"): 8,
+    (SHORT, "stochastic"): 32,
+    (SHORT, "kahan"): 19,
+}
+
+
+def compiled_vectors(cut: Cut) -> int:
+    """The bytes that the compiled step reserves for a contiguous parameter: `walk_order.scratch_lengths` lists them."""
+    shapes, part = layout(cut[0], "outer"), cut[1]
+    strides = tuple(prod(part[axis + 1 :]) for axis in range(len(part)))
+    if shapes.row_axis is None or shapes.col_axis is None:
+        order = walk_order.flat_order(part, strides, strides)
+    else:
+        order = walk_order.factored_order(part, strides, strides, shapes.row_axis, shapes.col_axis)
+    assert isinstance(order, walk_order.WalkOrder)  # there is a way through every contiguous tensor
+    return 8 * order.scratch
+
 
 RAISES = "it raises on sharded matrices"
 

@@ -82,8 +82,8 @@ class Work:
             jobs["present"] = [g is not None for g in grads]
             jobs["g"] = [0 if g is None else g.data_ptr() for g in grads]
         jobs["taken"], self._changed = 0, False
-        if written is not None:
-            self._forget(written)
+        if written is not None:  # ΣX² is of what was there before
+            jobs["x2_after"][written] = np.nan
         counts = native.step_counts(jobs, self.where)
         for group, members in self.groups.items():
             self._set_rates(settings[group], members, counts[members])
@@ -240,13 +240,6 @@ class Work:
             rates, at = settings.rates(t + 1), members if together else members[counts == t]
             for column, rate in zip(self.rates, (*rates, 1 - rates.rho * settings.weight_decay), strict=True):
                 column[at] = rate
-
-    def _forget(self, written: list[bool]) -> None:
-        """Of parameters that were written to, ΣX² and what rounding had taken away belong to what was there before."""
-        self.jobs["x2_after"][written] = np.nan
-        for parameter, was_written in zip(self.parameters, written, strict=True):
-            if was_written and parameter.rounding == "kahan":
-                parameter.state["compensation"].zero_()
 
     def _index(self, u: Update) -> int:
         return next(i for i, parameter in enumerate(self.parameters) if parameter is u.parameter)

@@ -58,7 +58,6 @@ class Work:
         self._batches: list[Batch] = []
         self._vectors: list[Vectors] = []
         self._factors: list[Factors] = []
-        self._written: list[bool] = []
 
     def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Take the gradients and compute the rates of this step."""
@@ -66,7 +65,6 @@ class Work:
         present = [i for i, g in enumerate(grads) if g is not None]
         if present != self._present:
             self._arrange(present)
-        self._written = [] if written is None else [written[i] for i in present]
         for batch in self._batches:
             members = [self.updates[i] for i in batch.places]
             batch.begin(members, settings[members[0].parameter.group])
@@ -95,9 +93,6 @@ class Work:
 
     def factors(self) -> None:
         """R, C and 1/√V̂ of the steps that are taken."""
-        for u, written in zip(self.updates, self._written, strict=False):
-            if written and u.parameter.rounding == "kahan":
-                u.parameter.state["compensation"].zero_()  # of what was there before it was written over
         self.updates = [u for batch in self._batches for u in batch.taken]
         for laid in self._factors:
             laid.factors()

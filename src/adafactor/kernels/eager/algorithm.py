@@ -22,7 +22,7 @@ from adafactor.equations import Scalar
 from adafactor.kernels.eager.blocks import Block, Scratch, add, blocks, part, part_of_scale, shrink_of, without
 from adafactor.kernels.eager.scalars import keep_and_fade, where
 from adafactor.layout import Layout, statistics_dtype
-from adafactor.rounding import elements, lost, random_words, stochastic
+from adafactor.rounding import elements, lost, random_words, remainder, stochastic
 from adafactor.step import Update
 
 # ---- Algorithms 4 and 5 -----------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _averaged(u: Update, key: str, mean: Tensor | None) -> Tensor | None:
     if mean is None:
         return None
     old = u.parameter.state[key]
-    new = eq.average(old, mean, u.beta2)
+    new = eq.average(old, mean, u.beta2, u.w2)
     if u.mask is not None:
         new = torch.where(u.mask, new, old)
     old.copy_(new)
@@ -201,7 +201,7 @@ def _write(u: Update, block: Block, change: Tensor, scratch: Scratch) -> None:
     x = scratch.load(old)  # X itself where it has the statistics' precision
     kept = part(p.state["compensation"], block) if p.rounding == "kahan" else None
     if kept is not None:
-        x.add_(kept)
+        x.add_(remainder(kept, x))
     descend_(x, change, _decay(u))
     if kept is not None:
         new = x.to(old.dtype)

@@ -171,7 +171,8 @@ class Factors:
         for (key, ends, _, _), mean in zip(self.parts, self.means, strict=True):
             kept = [p.state[key] for p in self.parameters]
             old = ends.lay(kept)
-            fresh = eq.average(old, mean, ends.spread([u.beta2 for u in self.updates]))
+            decay, weight = ([getattr(u, name) for u in self.updates] for name in ("beta2", "w2"))
+            fresh = eq.average(old, mean, ends.spread(decay), ends.spread(weight))
             if self.updates[0].mask is not None:
                 mask = ends.spread([u.mask for u in self.updates if u.mask is not None])
                 assert isinstance(mask, Tensor)

@@ -136,7 +136,12 @@ class Finding:
     sort: Sort
     case: str
     what: str
-    is_told: bool = False  # whoever does this is told so by an exception, and whoever does not need not care
+    is_exception: bool = False  # no difference in a comparison, so the reason may pass: a full disk, no compiler yet
+
+    @property
+    def is_told(self) -> bool:
+        """Whoever captures a graph gets the exception, too, and whoever does not need not care."""
+        return self.is_exception and self.case == GRAPH
 
     def __str__(self) -> str:
         """One sentence without its full stop."""
@@ -177,7 +182,7 @@ def examine(
             raise  # says nothing about the kernels
         except Exception as problem:  # whatever the compiler or the driver raises: it does not work here
             first = next(iter(str(problem).splitlines()), "")
-            found.append(Finding(sort, name, f"{type(problem).__name__}: {first}", is_told=name == GRAPH))
+            found.append(Finding(sort, name, f"{type(problem).__name__}: {first}", is_exception=True))
     return found
 
 

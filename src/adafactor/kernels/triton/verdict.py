@@ -1,21 +1,15 @@
 """What the trial has found on a card, kept in the user's cache folder so that it is held once per card and version.
 
-The folder is `adafactor` in XDG_CACHE_HOME, or in ~/.cache. Where nothing can be written the answer lasts as long as
-the process.
+Processes that miss the same answer take turns: the first tries the card, the others wait, and read. Where nothing can
+be kept the answer lasts as long as the process, and so does one that is only an exception, whose reason may pass.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
 import platform
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +18,11 @@ import torch
 import triton
 
 import adafactor
+from adafactor.kernels import cache
 from adafactor.kernels.triton import trial
 from adafactor.kernels.triton.trial import Finding, Sort
+
+PATIENCE = 60.0  # seconds in which another process must have tried a setting; the first compiles all kernels
 
 
 class NotNow(Exception):
@@ -43,7 +40,7 @@ def reason(device: torch.device, sort: Sort) -> str | None:
         return f"the kernels have not been tried on this card yet ({next(iter(str(why).splitlines()), 'no memory')})"
     if finding is None:
         return None
-    return f"tried on this card, Triton's step is not that of plain torch ({finding}); `adafactor check` shows all"
+    return f"on this card Triton's step fails or is not that of plain torch ({finding}); `adafactor check` shows all"
 
 
 @lru_cache
@@ -53,11 +50,22 @@ def answer(device: torch.device, sort: Sort) -> str | None:
         raise NotNow("a graph is being captured: take a step before that")
     card = describe(device)
     kept = read(card)
-    if str(sort) not in kept:
-        with progress("adafactor: trying the kernels on this card, once per card and version", 1.0) as tell:
-            kept[str(sort)] = sum_up(trial.examine(device, sort, tell=tell))
-        write(card, {str(sort): kept[str(sort)]})
-    return kept[str(sort)]
+    if str(sort) in kept:
+        return kept[str(sort)]
+    what = "adafactor: trying the kernels on this card, once per card and version"
+    with cache.turn([cache.users_folder()], f"{_name(card)}.lock", what, PATIENCE, after=1.0) as tell:
+        kept = read(card)  # another process may have tried it meanwhile
+        return kept[str(sort)] if str(sort) in kept else keep(card, sort, trial.examine(device, sort, tell=tell))
+
+
+def keep(card: dict[str, str], sort: Sort, found: Sequence[Finding]) -> str | None:
+    """Keep what comparisons have shown, but no exception; return what is wrong, None: nothing."""
+    wrong = [finding for finding in found if not finding.is_exception]
+    off = sum_up(wrong or found)
+    if off is not None and not wrong:
+        return f"{off}; the next process tries again"
+    write(card, {str(sort): off})
+    return off
 
 
 def sum_up(found: Sequence[Finding]) -> str | None:
@@ -95,55 +103,25 @@ def source() -> str:
 
 def write(card: dict[str, str], answers: dict[str, str | None]) -> None:
     """Add answers to the file of a card; other processes may be writing to it, too, and none sees half a file."""
-    with suppress(OSError, RuntimeError):  # no home, or a read-only one
-        path = _path(card)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"card": card, "answers": {**read(card), **answers}}, indent=1)
-        number, new = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(new, path)
+    text = json.dumps({"card": card, "answers": {**read(card), **answers}}, indent=1)
+    trouble = "every process tries the kernels again on this card, as there is no folder for the answer"
+    cache.write([cache.users_folder()], f"{_name(card)}.json", text.encode(), trouble)
 
 
 def read(card: dict[str, str]) -> dict[str, str | None]:
-    """The answers for this card; none where the file is not there or is no such file."""
+    """The answers for this card; none where the file is not there, is no such file, or cannot be trusted."""
     try:
-        found: dict[str, Any] = json.loads(_path(card).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(cache.read(cache.users_folder(), f"{_name(card)}.json") or "")
         answers = found["answers"] if found["card"] == card else {}
         return {str(name): value for name, value in answers.items() if value is None or isinstance(value, str)}
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _path(card: dict[str, str]) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:16]
-    return Path(base) / "adafactor" / f"triton-{name}.json"
+def _name(card: dict[str, str]) -> str:
+    return f"triton-{hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def _driver() -> str:
     version = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(version()) if version is not None else ""
-
-
-@contextmanager
-def progress(what: str, after: float = math.inf) -> Iterator[Callable[[str], None]]:
-    """Give what takes a text about what comes next: shown on stderr in one line, where that is a terminal.
-
-    Elsewhere `what` alone is said, once, if it takes longer than so many seconds.
-    """
-    start, shown, terminal = time.monotonic(), 0, sys.stderr.isatty()
-
-    def tell(text: str) -> None:
-        nonlocal shown
-        if terminal:
-            line = f"{what}: {text}"[:118]
-            print(f"\r{line:<{shown}}", end="", file=sys.stderr, flush=True)
-            shown = max(shown, len(line))
-        elif not shown and time.monotonic() - start > after:
-            print(f"{what} ...", file=sys.stderr, flush=True)
-            shown = 1
-
-    yield tell
-    if terminal and shown:
-        print(f"\r{'':<{shown}}\r", end="", file=sys.stderr, flush=True)

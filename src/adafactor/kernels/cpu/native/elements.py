@@ -232,6 +232,21 @@ def _stochastic_half(value: Any, word: Any, like: Any) -> Any:
     return np.int16(np.uint16(half | sign))
 
 
+def is_remainder(kept: Any, value: Any, like: Any) -> Any:
+    """Say whether rounding can have taken this away from a number, as `rounding.remainder` does."""
+
+
+@overload(is_remainder, strict=False, jit_options=OPTIONS)
+def _is_remainder(kept: Any, value: Any, like: Any) -> Any:
+    half_unit = np.float32(2.0**-8 if like == types.uint16 else 2.0**-11)
+
+    def compare(kept: Any, value: Any, like: Any) -> Any:
+        power = np.uint32(np.float32(value).view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
+        return abs(kept) <= power * half_unit
+
+    return compare
+
+
 @register_jitable(**OPTIONS)
 def random_word(element: Any, key1: Any, key2: Any) -> Any:
     """Compute the random word of one element, as `rounding.random_words` does."""

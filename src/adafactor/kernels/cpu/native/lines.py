@@ -15,6 +15,7 @@ from numba.extending import overload
 from adafactor.kernels.cpu.native.elements import (
     OPTIONS,
     exactly,
+    is_remainder,
     narrow,
     pick,
     random_word,
@@ -211,9 +212,10 @@ def load(values: Any, x: Any) -> None:
 
 @exactly
 def load_compensated(values: Any, x: Any, c: Any) -> None:
-    """Convert X to numbers to compute with, and add what rounding took away before."""
+    """Convert X to numbers to compute with, and add what rounding took away before, unless X is another by now."""
     for j in range(len(values)):
-        values[j] = widen(x[j], values[j]) + widen(c[j], values[j])
+        a, kept = widen(x[j], values[j]), widen(c[j], values[j])
+        values[j] = a + kept if is_remainder(kept, a, x[j]) else a
 
 
 @exactly

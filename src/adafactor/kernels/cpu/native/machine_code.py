@@ -2,36 +2,35 @@
 
 A file holds one compiled function. Its name says all that it depends on: our sources, the versions of Numba and LLVM,
 and the processor. Its first bytes are a checksum of the rest, and it appears under its name only when it is complete,
-so neither a process that is killed nor a full disk leaves anything that could be mistaken for code. Processes that miss
-the same files take turns: the first compiles, the others wait, and load.
+so neither a process that is killed nor a full disk leaves anything that could be mistaken for code. A checksum is no
+signature: `cache` makes sure that nobody else has written a file. Processes that miss the same files take turns: the
+first compiles, the others wait, and load.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 
 from adafactor import equations
-from adafactor.kernels import walk_order
-from adafactor.warn import warn
+from adafactor.kernels import cache, walk_order
+from adafactor.kernels.progress import say
 
 config: Any = numba.config
 Compile = Callable[[], bytes]
 SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(walk_order.__file__), Path(equations.__file__)]
 CHECKSUM = sha256().digest_size
+PATIENCE = 30.0  # seconds in which another process must have compiled a function, which takes one or two
 
 
 @lru_cache(maxsize=1)
@@ -47,124 +46,38 @@ def key() -> str:
 
 
 def folders() -> list[Path]:
-    """Return where files are looked for; a new one goes into the first that can be written to."""
+    """Return where files are looked for; a new one goes into the first that can be had."""
     if config.CACHE_DIR:  # NUMBA_CACHE_DIR
         return [Path(config.CACHE_DIR) / "adafactor"]
-    if sys.platform == "win32":
-        users = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
-    elif sys.platform == "darwin":
-        users = "~/Library/Caches"
-    else:
-        users = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return [Path(__file__).parent / "__pycache__", Path(os.path.expanduser(users)) / "adafactor"]
-
-
-# ---- files
+    return [Path(__file__).parent / "__pycache__", cache.users_folder()]
 
 
 def read(name: str) -> bytes | None:
     """Return the machine code of a function; None if there is none, or none that is whole."""
+    file = f"{name}-{key()}.o"
     for folder in folders():
-        file = folder / f"{name}-{key()}.o"
-        try:
-            content = file.read_bytes()
-        except OSError:
+        content = cache.read(folder, file)
+        if content is None:
             continue
         if sha256(content[CHECKSUM:]).digest() == content[:CHECKSUM]:
             return content[CHECKSUM:]
-        _warn_once(f"compiled code in the cache {folder} is damaged ({file.name}); it is compiled anew")
-        with suppress(OSError):
-            file.unlink()
+        cache.warn_once(f"compiled code in the cache {folder} is damaged; it is compiled anew", file)
     return None
 
 
 def write(name: str, code: bytes) -> Path | None:
     """Keep the machine code of a function; return the folder, or None where it cannot be kept."""
-    problems = []
-    for folder in folders():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle, unfinished = tempfile.mkstemp(dir=folder, prefix=f"{name}-", suffix=".new")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(sha256(code).digest() + code)
-                os.chmod(unfinished, 0o644)  # others may read what was compiled for all of them
-                os.replace(unfinished, folder / f"{name}-{key()}.o")
-            except BaseException:
-                os.unlink(unfinished)
-                raise
-        except OSError as problem:
-            problems.append(f"{folder}: {problem.strerror}")
-        else:
-            return folder
-    _warn_once(
-        "compiled code cannot be kept, so every process compiles it again: no folder for the cache can be written to "
-        f"({'; '.join(problems)}); NUMBA_CACHE_DIR can name one"
-    )
-    return None
+    trouble = "every process compiles again, as there is no folder for the cache; NUMBA_CACHE_DIR can name one"
+    return cache.write(folders(), f"{name}-{key()}.o", sha256(code).digest() + code, trouble)
 
 
 def kept() -> list[Path]:
     """Return the files that hold machine code for this machine."""
-    return [file for folder in folders() for file in sorted(folder.glob(f"*-{key()}.o"))]
-
-
-@cache
-def _said(start: str) -> list[None]:
-    return [None]
-
-
-def _warn_once(message: str) -> None:
-    """Warn of the first of many files that have the same trouble."""
-    if _said(message[:40]):
-        _said(message[:40]).clear()
-        warn(message)
-
-
-# ---- one process at a time
-
-
-@contextmanager
-def turn(wait: Callable[[], None]) -> Iterator[None]:
-    """Let no other process compile meanwhile, where the cache can be written to; call `wait` while another does.
-
-    The system takes the lock from a process that has ended, however it did.
-    """
-    file = _lock_file()
-    try:
-        while file is not None and not _locked(file):
-            wait()
-            time.sleep(0.05)
-        yield
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _lock_file() -> TextIO | None:
+    found: list[Path] = []
     for folder in folders():
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            return open(folder / f"{key()}.lock", "a")
-    return None
-
-
-def _locked(file: TextIO) -> bool:
-    """Try to lock a file; it is unlocked when it is closed. True also where a file system knows no locks."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:
-        return True
-    return True
+            found += sorted(cache.trusted(folder).glob(f"*-{key()}.o"))
+    return found
 
 
 # ---- memory
@@ -199,62 +112,21 @@ def addresses(wanted: Mapping[str, Compile], what: str) -> list[int]:
                 _load(name, code)
         missing = {name: wanted[name] for name in wanted if name not in _addresses}
         if missing:
-            _compile(missing, Progress(what, len(missing)))
+            _compile(missing, what)
         return [_addresses[name] for name in wanted]
 
 
-def _compile(missing: Mapping[str, Compile], progress: Progress) -> None:
+def _compile(missing: Mapping[str, Compile], what: str) -> None:
     """Compile, keep and load functions; what another process has compiled meanwhile is only loaded."""
-    with turn(progress.wait):
-        for name, compile in missing.items():
-            code = read(name) if progress.waited else None
+    begin, where = time.perf_counter(), ""
+    with cache.turn(folders(), f"{key()}.lock", f"adafactor: compiling {what}, once on this machine", PATIENCE) as tell:
+        for number, (name, compile) in enumerate(missing.items(), 1):
+            code = read(name)
             if code is None:
-                progress.begin(name)
+                tell(f"{number} of {len(missing)} ({name})")
                 code = compile()
-                progress.folder = write(name, code)
+                folder = write(name, code)
+                where = f"kept in {folder}" if folder else "in memory only"
             _load(name, code)
-    progress.end()
-
-
-class Progress:
-    """Says on stderr what is being compiled, how far it is, and how long it took: a line that changes on a terminal."""
-
-    def __init__(self, what: str, total: int):
-        """Say nothing yet."""
-        self.what, self.total, self.done, self.waited = what, total, 0, False
-        self.started, self.width = time.perf_counter(), 0
-        self.folder: Path | None = None  # in which the last one was kept
-
-    def wait(self) -> None:
-        """Say once that another process compiles."""
-        if not self.waited:
-            self._say(f"waiting for another process, which compiles {self.what}")
-        self.waited = True
-
-    def begin(self, name: str) -> None:
-        """Say what comes next; where the line cannot change, only at the beginning."""
-        self.done += 1
-        if self.done == 1 or self._terminal():
-            self._say(f"compiling {self.what}, once on this machine: {self.done} of {self.total} ({name})")
-
-    def end(self) -> None:
-        """Say how long it took, if anything was compiled."""
-        if self.done:
-            where = "in memory only" if self.folder is None else f"kept in {self.folder}"
-            seconds = time.perf_counter() - self.started
-            self._say(f"compiled {self.what} in {seconds:.1f} s, {where}", last=True)
-        elif self.waited and self._terminal():
-            print(file=sys.stderr, flush=True)
-
-    def _terminal(self) -> bool:
-        return sys.stderr is not None and sys.stderr.isatty()
-
-    def _say(self, text: str, last: bool = False) -> None:
-        if sys.stderr is None:  # a program without a console
-            return
-        line = f"adafactor: {text}" if last else f"adafactor: {text} ..."
-        if self._terminal():
-            print(f"\r{line:{self.width}}", end="\n" if last else "", file=sys.stderr, flush=True)
-            self.width = len(line)
-        else:
-            print(line, file=sys.stderr, flush=True)
+    if where:
+        say(f"adafactor: compiled {what} in {time.perf_counter() - begin:.1f} s, {where}")

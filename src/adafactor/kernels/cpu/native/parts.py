@@ -83,9 +83,11 @@ class Parts:
     def compile(self, missing: int) -> None:
         """Load or compile the parts whose bits are set."""
         numbers = [number for number in range(len(self.addresses)) if missing >> number & 1]
-        wanted = dict(map(self._named, numbers))
+        named = list(map(self._named, numbers))  # a part and its twin that reads the momentum may have one name
+        wanted = dict(named)
         found = machine_code.addresses(wanted, f"the step for torch.{NAMES[self.kind.x]}")
-        self.addresses[numbers] = found
+        address = dict(zip(wanted, found, strict=True))
+        self.addresses[numbers] = [address[name] for name, _ in named]
 
     def _named(self, number: int) -> tuple[str, Callable[[], bytes]]:
         x, g, stat = self.kind

@@ -1,0 +1,149 @@
+"""The paper's own setting, as it goes on real hardware: shrunk, on a CPU, with files made for it."""
+
+import argparse
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lab import records, vocabulary
+from lab.__main__ import _devices, main
+from lab.batches import Batches
+from lab.corpus import Corpus, generated_corpus
+from lab.experiments import table_3
+from lab.model import SelfAttention, Transformer
+from lab.presets import SCALES
+from lab.sharded import Processes
+from lab.table import ROWS, schedule_2017
+
+TINY = replace(SCALES["tiny"], steps=6, dev=0, test=0)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    torch.set_num_threads(1)
+    return generated_corpus()
+
+
+@pytest.fixture
+def files(corpus: Corpus, tmp_path: Path) -> list[str]:
+    """The options of a corpus of one's own."""
+    words = []
+    for part in ("train", "dev"):
+        for side, texts in (("source", [p.english for p in corpus.part(part)]),
+                            ("target", [p.german for p in corpus.part(part)])):  # fmt: skip
+            path = tmp_path / f"{part}.{side}"
+            path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+            words += [f"--{part}-{side}", str(path)]
+    return words
+
+
+def test_base_does_not_start_on_another_text_or_on_a_cpu_that_nobody_named(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, reason in (
+        (["run"], "give it WMT 2014 with --wmt FOLDER"),
+        (["table", "--devices", "0-7"], "give it WMT 2014 with --wmt FOLDER"),
+        (["run", *files], "name them with --device "),
+        (["table", *files], "name them with --devices "),
+        (["table", "--devices", "cpu", "--wmt", str(tmp_path)], "has no training-parallel-europarl-v7.tgz"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["lab", *words, "--scale", "base", "--cache", str(tmp_path)])
+        assert main() == 2
+        assert reason in capsys.readouterr().out
+
+
+def test_devices_are_numbers_ranges_or_the_cpu() -> None:
+    assert _devices("0-2,5,cpu") == ["cuda:0", "cuda:1", "cuda:2", "cuda:5", "cpu"]
+    for wrong in ("", "2-0", "x", "-1"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be numbers of GPUs"):
+            _devices(wrong)
+
+
+def test_a_table_of_own_files_runs_on_each_device_and_is_reported_beside_the_paper(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCALES, "base", replace(TINY, name="base", branch=2, dev=10))
+    monkeypatch.setattr("lab.experiments.TABLE_2", [ROWS["B"], ROWS["O"]])
+    started: list[list[str]] = []
+
+    def run_here(words: list[str], **streams: Any) -> Any:
+        """In this process: in another one the scale would not be shrunk."""
+        started.append(words)
+        with monkeypatch.context() as inner:
+            inner.setattr(sys, "argv", words[2:])
+            status = main()
+        return SimpleNamespace(poll=lambda: status, returncode=status)
+
+    monkeypatch.setattr("lab.pool.subprocess", SimpleNamespace(Popen=run_here))
+    table = ["lab", "table", "--scale", "base", "--devices", "cpu,cpu", "--bfloat16", "--cache", str(tmp_path), *files]
+    monkeypatch.setattr(sys, "argv", table)
+    assert main() == 0
+    assert len(started) == 4
+    assert all("--bfloat16" in words and words[words.index("--device") + 1] == "cpu" for words in started)
+    assert len(records.read(tmp_path / "records", "base")) == 4
+    page = tmp_path / "report.html"
+    report = ["lab", "report", "--scale", "base", "--cache", str(tmp_path), "--output", str(page)]
+    monkeypatch.setattr(sys, "argv", report)
+    assert main() == 0
+    text = page.read_text()
+    assert "Table 2 at the paper" in text
+    assert "25.4" in text and "25.5" in text  # the paper's B with warm-up, and O without
+    started.clear()
+    monkeypatch.setattr(sys, "argv", table)
+    assert main() == 0
+    assert not started
+
+
+def test_encoded_pairs_are_kept_in_files_that_processes_share(corpus: Corpus, tmp_path: Path) -> None:
+    words = vocabulary.train(corpus, 400, tmp_path)
+    plain = Batches(corpus.train, words, 300)
+    for _ in range(2):  # made, then read
+        kept = Batches(corpus.train, words, 300, kept=tmp_path / "encoded" / "train")
+        for one, other in zip(islice(plain.stream(3), 20), islice(kept.stream(3), 20), strict=True):
+            assert torch.equal(one.source, other.source) and torch.equal(one.target_out, other.target_out)
+    assert isinstance(kept._sources.lengths, np.memmap)
+    assert len(list((tmp_path / "encoded").glob("*.ids"))) == 2
+
+
+def test_processes_draw_dropout_of_their_own_which_a_resumed_run_draws_again() -> None:
+    def draws(rank: int, step: int) -> list[float]:
+        processes = Processes()
+        processes.size, processes.rank = 2, rank
+        processes.seed(0, step)
+        return list(torch.rand(4).tolist())
+
+    state = torch.get_rng_state()
+    assert draws(0, 1) == draws(0, 1)
+    assert len({tuple(draws(rank, step)) for rank in (0, 1) for step in (1, 2)}) == 4
+    torch.set_rng_state(state)
+    Processes().seed(0, 1)  # alone, a run goes on with the stream that it has
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_inner_dropout_acts_on_attention_and_relu_in_training_alone() -> None:
+    torch.manual_seed(0)
+    shape = replace(TINY.shape, inner_dropout=0.5)
+    layer = Transformer(shape, 50).layers("decoder")[0]
+    for module in (layer.attention, layer.feed_forward):
+        x = torch.randn(2, 7, shape.width)
+        inputs = (x, None) if isinstance(module, SelfAttention) else (x,)
+        assert not torch.equal(module(*inputs), module(*inputs))
+        module.eval()
+        assert torch.equal(module(*inputs), module(*inputs))
+
+
+def test_table_3_at_the_papers_scale_has_its_batch_length_and_schedules() -> None:
+    jobs = table_3(SCALES["base3"])
+    scale = jobs[0].scale
+    assert {job.row for job in jobs} == {"Adam2017", "O"}
+    assert (scale.tokens, scale.steps, scale.compressed) == (16_384, 50_000, False)
+    assert schedule_2017(4000, 512) == pytest.approx(512**-0.5 * 4000**-0.5)  # its peak
+    assert schedule_2017(1, 512) == pytest.approx(512**-0.5 * 4000**-1.5)
+    assert schedule_2017(40_000, 512) == pytest.approx(512**-0.5 / 200)
