@@ -12,7 +12,7 @@ from tests.distributed.launch import torchrun
 
 def losses(folder: Path, ranks: int, *words: str, begins: str = "step") -> dict[int, float]:
     status, output = torchrun(["examples/fsdp2.py", "--folder", str(folder), *words], ranks)
-    assert status == 0 and re.search(f"^{begins} ", output, re.M), output[-6000:]
+    assert status == 0 and re.search(rf"^{begins}\b", output, re.M), output[-6000:]
     lines = [line.split() for line in output.splitlines() if line.startswith("step ")]
     return {int(line[1]): float(line[3]) for line in lines}
 

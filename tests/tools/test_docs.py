@@ -11,6 +11,7 @@ from statistics import median
 
 import pytest
 
+from lab import records
 from studies import front
 
 ROOT = Path(__file__).parents[2]
@@ -107,15 +108,16 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_figures_of_the_first_page_are_those_of_the_committed_records() -> None:
-    page, records = (ROOT / "docs" / "index.md").read_text(), front.RECORD.parent
+    page, results = (ROOT / "docs" / "index.md").read_text(), front.RECORD.parent
     gpt2 = next(suite for suite in json.loads(front.RECORD.read_text())["suites"] if suite["name"] == "gpt2")
     state = {t["contender"]: t["state_bytes"] / 1e6 for t in gpt2["timings"] if t["dtype"] == "float32"}
     assert f"**{state['cpu']:.1f} MB**" in page and f"AdamW keeps {state['adamw-fused']:.0f} MB" in page
-    trained = [found["best"] for found in json.loads((records / "capacity.json").read_text())["found"]]
+    trained = [found["best"] for found in json.loads((results / "capacity.json").read_text())["found"]]
     largest = {best["key"]: f"{best['parameters'] / 1e6:,.0f} M" for best in trained}
     assert f"**{largest['adafactor-backward']}**" in page and f"it is {largest['adamw-float32']}." in page
+    states = {record["name"]: record["state_bytes"] for record in records.read(records.RECORDS, "small")}
     for run, (label, _) in front.RUNS.items():
-        kept = json.loads((ROOT / "lab" / "records" / "small" / f"{run}-s0.json").read_text())["state_bytes"]
+        kept = states[f"{run}-s0"]
         assert label.split(": ")[1].startswith((f"{kept / 1e6:.1f} MB", f"{kept / 1e3:.0f} kB"))
 
 
