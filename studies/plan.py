@@ -1,18 +1,21 @@
-"""Planned against measured: the peak of backward and step in each setting that runs here; the table of docs/plan.md.
+"""Planned against measured: the peak of backward and step in each setting that runs here; the tables of docs/plan.md.
 
 python -m studies.plan [model]
+python -m studies.plan --activations    # with transformers: the estimate of activations
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -21,11 +24,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from adafactor import Adafactor, plan, step_in_backward
 from adafactor.bench.memory import ENVIRONMENT, PEAK, status
 from adafactor.planning import SETTINGS, sizes
-from adafactor.planning.models import Weight, find
+from adafactor.planning.models import Weight, find, of_module
 
 MODEL = "gpt2"  # 124 million parameters; AdamW in float32 takes 1.9 GiB
 NOT_HERE = ("adamw-8bit", "adamw-8bit-bfloat16")  # bitsandbytes works in place on a GPU only
@@ -184,6 +188,79 @@ def child(request: str) -> None:
     print(status("VmHWM") - before)
 
 
+class Decoder(torch.nn.Module):
+    """A small Transformer of torch's own layers, with an output layer of its own."""
+
+    def __init__(self, layers: int = 4, width: int = 256, words: int = 8000):
+        """With eight heads and no dropout."""
+        super().__init__()
+        self.embedding = torch.nn.Embedding(words, width)
+        layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).layers
+        self.output = torch.nn.Linear(width, words, bias=False)
+        self.recomputes = False
+
+    def gradient_checkpointing_enable(self, _: Any = None) -> None:
+        """By the name that transformers' models have."""
+        self.recomputes = True
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        """The loss in float32, and the logits."""
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recomputes else layer(x)
+        logits = self.output(x)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+def activation_bytes(model: torch.nn.Module, batch: int, tokens: int, words: int) -> int:
+    """The most that forward and backward hold beside weights, with logits that live on and gradients that do not."""
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    ids = torch.randint(words, (batch, tokens))
+    live = Live()
+    with live:
+        made = model(input_ids=ids, labels=ids)
+        made.loss.backward()
+    return live.peak
+
+
+def small_models(words: int) -> dict[str, Callable[[], torch.nn.Module]]:
+    """Four layers of width 256, without dropout: with it, attention on a CPU keeps its weights."""
+    import transformers as t
+
+    gpt2 = {"n_layer": 4, "n_embd": 256, "n_head": 8, "vocab_size": words}
+    gpt2 |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    bert = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": words}
+    none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    t5 = {"num_layers": 2, "d_model": 256, "d_ff": 1024, "num_heads": 8, "d_kv": 32, "vocab_size": words}
+    t5 |= {"dropout_rate": 0, "decoder_start_token_id": 0, "pad_token_id": 0}
+    return {
+        "torch's TransformerEncoderLayer": lambda: Decoder(words=words),
+        "Llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**bert, intermediate_size=768, num_key_value_heads=2)),
+        "GPT-2, GELU of torch": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2, activation_function="gelu")),
+        "GPT-2, GELU in five operations (its default)": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2)),
+        "BERT": lambda: t.BertForMaskedLM(t.BertConfig(**bert, **none, intermediate_size=1024)),
+        "T5": lambda: t.T5ForConditionalGeneration(t.T5Config(**t5)),
+    }
+
+
+def activations(batch: int = 4, tokens: int = 256, words: int = 8000) -> None:
+    """Print the table of estimated and measured activations."""
+    print("| model | dtype | checkpointing | estimated | measured | measured / estimated |\n|---|---|---|---|---|---|")
+    for name, build in small_models(words).items():
+        for dtype, checkpointing in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+            model = build().to(dtype).train()
+            if checkpointing:
+                cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
+            planned = of_module(name, model).activations(batch * tokens, dtype.itemsize, checkpointing)
+            measured = activation_bytes(model, batch, tokens, words)
+            cells = [name, str(dtype).removeprefix("torch."), "yes" if checkpointing else "no"]
+            cells += [sizes.show(planned), sizes.show(measured), f"{measured / planned:.2f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def rows(model: str) -> Iterator[tuple[str, int, int]]:
     """Label, planned and measured bytes of each setting."""
     bill = plan(model, device="cpu")
@@ -203,4 +280,10 @@ def main(model: str = MODEL) -> None:
 
 
 if __name__ == "__main__":
-    child(sys.argv[2]) if sys.argv[1:2] == ["--child"] else main(*sys.argv[1:])
+    match sys.argv[1:]:
+        case ["--child", request]:
+            child(request)
+        case ["--activations"]:
+            activations()
+        case model:
+            main(*model)

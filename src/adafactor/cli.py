@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import difflib
 import importlib
+import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -22,7 +26,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 EXAMPLES = {
     "plan": """
-        adafactor plan gpt2 --budget 8GiB                  # what fits into 8 GiB?
+        adafactor plan gpt2 --budget 8GiB                  # what fits into 8 GiB, and what to write for it?
+        adafactor plan llama-8b --budget 80G --batch 4 --tokens 2048 --checkpointing
+        adafactor plan llama-8b --budget 24G --lora 16     # with LoRA
         adafactor plan mymodel:build --shards 8            # your own model, on 8 devices
     """,
     "migrate": """
@@ -43,6 +49,11 @@ EXAMPLES = {
 }
 
 
+# what is printed instead where the output's encoding lacks a sign, as on Windows or in a pipe
+PLAIN = str.maketrans("█▓▒░▚▞·│─−–×…", "#%o:x/.|---x.") | str.maketrans("⁰²³⁹₂", "02392")
+INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell makes of a process that ends by these signals
+
+
 class Parser(argparse.ArgumentParser):
     """Tells a mistake in one line; argparse would print the usage first."""
 
@@ -54,31 +65,59 @@ class Parser(argparse.ArgumentParser):
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one sub-command; its exit status is returned, and a mistake of the user's is one line on stderr."""
-    parser = Parser("adafactor", description="Tools for Adafactor in PyTorch.", **_with_examples(EXAMPLES["plan"]))
+    codecs.register_error("plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="plain")
+    command = "adafactor"
+    try:
+        arguments = _parse(words)
+        command += f" {arguments.command}" if arguments.command else ""
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough; without a place to go, the rest would raise at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (ValueError, OSError, ImportError) as mistake:
+        print(f"{command}: {' '.join(str(mistake).split())}", file=sys.stderr)
+        return 2
+
+
+def _parse(words: Sequence[str] | None) -> argparse.Namespace:
+    examples = "\n".join(text.strip().splitlines()[0].strip() for text in EXAMPLES.values())
+    parser = Parser("adafactor", description="Tools for Adafactor in PyTorch.", **_with_examples(examples))
     parser.add_argument("--version", action="version", version=f"adafactor {__version__}")
+    parser.set_defaults(run=lambda _: print(parser.format_help(), end="") or 0)
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     for name, (module, text) in COMMANDS.items():
-        sub = commands.add_parser(
-            name, help=text, description=text, **_with_examples(EXAMPLES.get(name, f"adafactor {name}"))
-        )
+        sub = commands.add_parser(name, help=text, description=text, **_with_examples(EXAMPLES[name]))
         command = importlib.import_module(module)
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
-    arguments = parser.parse_args(words)
-    if arguments.command is None:
-        parser.print_help()
-        return 0
-    try:
-        return int(arguments.run(arguments))
-    except (ValueError, OSError, ImportError) as mistake:
-        print(f"adafactor {arguments.command}: {mistake}", file=sys.stderr)
-        return 2
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        sub = commands.choices.get(arguments.command, parser)
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], sub._option_string_actions, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        sub.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return arguments
 
 
 def _with_examples(lines: str) -> dict[str, Any]:
     """The keywords of a parser whose help ends with these lines as they are."""
     epilog = "examples:\n" + indent(dedent(lines).strip(), "  ")
     return {"epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What to print for signs that the encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(PLAIN)
+    return text.encode("ascii", "replace").decode(), error.end
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 Shape = tuple[int, ...]
 
@@ -80,14 +82,30 @@ def build(reference: str) -> torch.nn.Module:
         raise ValueError(f"the model {reference!r} must be module:function")
     if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
         sys.path.insert(0, here)
-    make = getattr(importlib.import_module(module), function, None)
+    try:
+        make = getattr(importlib.import_module(module), function, None)
+        model = _made(make) if callable(make) else None
+    except Exception as wrong:  # whatever a user's own file may raise
+        raise ValueError(f"{reference} raised {type(wrong).__name__}: {wrong}") from wrong
     if not callable(make):
         raise ValueError(f"{reference}: {module} has no function {function!r}")
-    try:
-        with torch.device("meta"):
-            model = make()
-    except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
-        model = make()
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"{reference} returned {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
+        return make()
+
+
+def require_shapes(name: str, module: torch.nn.Module) -> None:
+    """Raise for a parameter that has no shape, or none that is known before a first forward pass."""
+    for key, p in module.named_parameters():
+        if is_lazy(p):
+            raise ValueError(f"{name}: {key} has no shape before a first forward pass; make it without lazy layers")
+        if p.is_nested:
+            raise ValueError(f"{name}: {key} is a nested tensor, which has no shape of its own")

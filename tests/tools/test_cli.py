@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from adafactor.cli import COMMANDS, EXAMPLES, main
 
@@ -13,6 +23,18 @@ WRONG = [
     ("plan gpt2 --adamw quick", "choose from 'fused', 'foreach', 'loop'"),
     ("plan gpt2 --shards many", "'many' must be a whole number"),
     ("plan gpt2 --budget much", "such as 24GiB"),
+    ("plan gpt2 --budget 8", "8 of what? Write 8GiB"),
+    ("plan gpt2 --budjet 8GiB", "plan: unrecognized arguments: --budjet 8GiB (did you mean --budget?)"),
+    ("--nothing", "adafactor: unrecognized arguments: --nothing"),
+    ("plan ..:x", "..:x raised TypeError"),
+    ("plan tests.tools.test_cli:lazy", "0.weight has no shape before a first forward pass"),
+    ("plan tests.tools.test_cli:nested", "p is a nested tensor"),
+    ("plan tests.tools.test_cli:raises", "raised KeyError: 'nobody knows'"),
+    ("bench --model ..:x", "..:x raised TypeError"),
+    ("bench --model tests.tools.test_cli:lazy", "0.weight has no shape before a first forward pass"),
+    ("bench --model tests.tools.test_cli:nested", "p is a nested tensor"),
+    ("bench --model tests.tools.test_cli:raises", "raised KeyError: 'nobody knows'"),
+    ("bench --threads 100000000", "--threads 100000000 must be from 1 to 1024"),
     ("plan gpt5", "one of gpt2, "),
     ("plan", "name a model: gpt2, "),
     ("plan gpt2 --settings none", "there are adamw-float32, "),
@@ -23,6 +45,22 @@ WRONG = [
     ("migrate in.pt out.pt --from keras", "choose from 'torch', 'transformers', "),
     ("migrate in.pt out.pt --from torch --arguments 3", "not a JSON object"),
 ]
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(4))
+
+
+def nested() -> nn.Module:
+    module = nn.Module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.p = nn.Parameter(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="cpu"))
+    return module
+
+
+def raises() -> nn.Module:
+    raise KeyError("nobody knows")
 
 
 def said(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -38,7 +76,7 @@ def said(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
 @pytest.mark.parametrize("words", ["", "--help"])
 def test_the_command_alone_lists_what_it_can_do(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(words, capsys)
-    assert status == 0 and "adafactor plan gpt2" in out
+    assert status == 0 and all(f"\n  adafactor {name}" in out for name in COMMANDS)
     assert all(text in " ".join(out.split()) for _, text in COMMANDS.values())
 
 
@@ -59,3 +97,71 @@ def test_a_mistake_gets_one_line_that_names_what_is_allowed(
     status, out, err = said(words, capsys)
     assert (status, out) == (2, "")
     assert err.startswith("adafactor") and err.count("\n") == 1 and allowed in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_in_any_command_is_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module(COMMANDS[name][0]), "run", interrupted)
+    files = "in.pt out.pt --from torch" if name == "migrate" else ""
+    assert said(f"{name} {files}", capsys) == (130, "", f"adafactor {name}: interrupted\n")
+
+
+def test_ctrl_c_while_the_step_is_compiled_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    names = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HOME")
+    environment = {**os.environ, **dict.fromkeys(names, str(tmp_path))}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "adafactor", "warm", "--all"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it has begun
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+        rest = child.stdout.read()
+    assert child.returncode == 130 and rest.splitlines()[-1] == "adafactor warm: interrupted"
+    assert "Traceback" not in rest
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """The read end is closed before anything is written, which a `| head -1` does now and then."""
+    read, write = os.pipe()
+    os.close(read)
+    child = subprocess.run([sys.executable, "-m", "adafactor", "plan", "gpt2"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (child.returncode, child.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_plain_signs_are_printed_where_the_encoding_lacks_others(encoding: str) -> None:
+    words = "plan gpt2 --budget 1G --batch 1 --tokens 128 --shards 2".split()
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "100"}
+    child = subprocess.run([sys.executable, "-m", "adafactor", *words], env=environment, capture_output=True)
+    out = child.stdout.decode(encoding)
+    assert (child.returncode, child.stderr) == (0, b"") and "?" not in out
+    rule, sign = ("─────", "−") if encoding == "utf-8" else ("-----", "-")
+    assert rule in out and f" {sign}" in out
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert said("plan gpt2 --plot plan.png", capsys)[:2] == (2, "")
+
+
+def test_a_wrong_suite_is_named_before_a_missing_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert "unknown suite 'none'" in said("bench --suite none", capsys)[2]
+    assert "rich is missing" in said("bench --suite tiny", capsys)[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -288,6 +289,28 @@ def test_an_exception_is_shown_and_not_kept(
     monkeypatch.setattr(trial, "examine", lambda *_: [full])
     assert main(["check", "--only", "float64"]) == 1
     assert "No space left on device" in capsys.readouterr().out and not verdict.read(verdict.describe(CPU))
+
+
+def test_json_has_what_was_checked_and_what_is_off(a_card: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--only", "bfloat16", "--json"]) == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["name"] == "Abacus" and found["device"] == "cuda:0" and found["times"] == []
+    assert found["checked"] == [str(sort) for sort in a_card]
+    assert found["off"] == [
+        {"sort": "bfloat16, kahan rounding, momentum of the update", "case": "default", "what": "9×7: X is off"}
+    ]
+    assert "1 things are off" in err
+
+
+def test_a_missing_gpu_is_said_before_a_missing_triton(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert main(["check"]) == 2
+    assert "there is no GPU here" in capsys.readouterr().err
 
 
 def test_bench_adds_a_block(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import html
 import importlib.util
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from adafactor import Adafactor, cli, plan, sums
+from adafactor import Adafactor, cli, plan, step_in_backward, sums
 from adafactor.kernels import walk_order
 from adafactor.kernels.eager.blocks import BLOCK_CPU
 from adafactor.planning import SETTINGS, plan_shards, shapes_of, sizes
 from adafactor.planning.models import Weight
 from adafactor.planning.optimizers import BLOCK_BYTES, compiled_vectors
+from adafactor.planning.show import table
 from adafactor.shapes import llama
 from adafactor.traffic import fully_sharded
-from studies.plan import NOT_HERE, OURS, Live, Training, peak_bytes, square
+from studies.plan import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes, square
 from tests import inside
 
 ROOT = Path(__file__).parents[2]
@@ -173,21 +176,120 @@ def test_a_budget_says_which_settings_fit_and_what_is_left() -> None:
     assert "adamw-float32" not in fitting and {"adamw-bfloat16", "adafactor-float32"} <= fitting
     line = bill.line("adafactor-backward")
     assert line.left(16 * 2**30) == 16 * 2**30 - line.whole.total
-    assert "Within 16.0 GiB: adamw-bfloat16" in str(bill)
+    assert "13 of 16 settings fit in 16.0 GiB. Take adafactor, float32 (3.79 GiB left for activations)." in bill.advice
+
+
+def test_the_advice_ends_with_the_lines_to_write() -> None:
+    assert plan("gpt2-xl", budget="4GiB").advice.split("Write:\n\n")[1].splitlines() == [
+        "    model.bfloat16()",
+        '    optimizer = Adafactor(model.named_parameters(), rounding="stochastic")',
+        "    step_in_backward(model, optimizer)",
+    ]
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_the_lines_to_write_run_and_are_what_the_plan_counted(key: str) -> None:
+    model = Decoder(2, 16, 50)
+    bill = plan(model, settings=[key])
+    names: dict[str, Any] = {"model": model, "Adafactor": Adafactor, "step_in_backward": step_in_backward}
+    exec("\n".join(bill.as_dict()["settings"][0]["write"]), names)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    model(ids, ids).loss.backward()
+    names["optimizer"].step()
+    state = [v for state in names["optimizer"].state.values() for v in state.values()]
+    line = bill.lines[0].whole
+    assert sum(v.nbytes for v in state) == line.statistics + line.momentum + line.rounding
+    assert sum(p.nbytes for p in model.parameters()) == line.weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"budget": "3GiB"}, ["in backward, 369 MiB too large.", "With --shards 4: ", "fully_shard(model)"]),
+        ({"budget": "1MiB", "shards": 2}, ["nor 1,024 times as many devices would be enough."]),
+        ({"budget": "8GiB", "batch": 4, "tokens": 1024}, ["With --checkpointing: ", "gradient_checkpointing_enable()"]),
+        ({"budget": "5GiB", "batch": 8, "tokens": 1024}, ["With --batch 2 --checkpointing: "]),
+        ({"budget": "3GiB", "settings": ["torch-float32"], "shards": 2}, ["None of these settings can be sharded."]),
+    ],
+)
+def test_where_nothing_fits_the_advice_says_what_is_missing_and_what_would_do(
+    arguments: dict[str, Any], said: list[str]
+) -> None:
+    bill = plan("gpt2-xl", device="cpu", **arguments)
+    assert not bill.fitting and all(text in bill.advice for text in said), bill.advice
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_estimate_of_activations_is_within_ten_per_cent(dtype: torch.dtype, checkpointing: bool) -> None:
+    model = Decoder(4, 64, 300).to(dtype)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    key = {torch.float32: "adafactor-float32", torch.bfloat16: "adafactor-bfloat16"}[dtype]
+    bill = plan(model, settings=[key], batch=2, tokens=64, checkpointing=checkpointing)
+    assert "an estimate from the matrices' shapes" in " ".join(str(bill).split())
+    assert activation_bytes(model, 2, 64, 300) == pytest.approx(bill.lines[0].whole.activations, rel=0.1)
+
+
+def test_a_preset_and_a_module_of_the_same_shapes_have_the_same_activations() -> None:
+    with torch.device("meta"):
+        own = Decoder(12, 768, 50257)
+    bills = [plan(model, batch=2, tokens=64).line("adamw-float32").whole for model in (own, "gpt2")]
+    assert bills[0].activations == bills[1].activations
+
+
+def test_activations_of_convolutions_are_not_guessed() -> None:
+    with pytest.raises(ValueError, match="activations are estimated for matrices only"):
+        plan(nn.Sequential(nn.Conv2d(3, 4, 3)), batch=1, tokens=8)
+    with pytest.raises(ValueError, match="no list of layers"):
+        plan(nn.Linear(3, 4), batch=1, tokens=8, checkpointing=True)
+
+
+def test_lora_trains_two_small_matrices_beside_each_of_the_layers() -> None:
+    model = Decoder(3, 16, 50)
+    bill = plan(model, lora=4)
+    shapes = [(48, 16), (16, 16), (64, 16), (16, 64)]  # of a layer: attention in and out, and the two of its MLP
+    assert bill.trained == 3 * sum(4 * (rows + columns) for rows, columns in shapes)
+    assert bill.parameters == bill.trained + sum(p.numel() for p in model.parameters())
+    line = bill.line("adamw-float32").whole
+    assert line.gradients == 4 * bill.trained and line.weights == 4 * bill.parameters
+    assert 'LoraConfig(r=4, target_modules="all-linear")' in bill.advice
+
+
+@pytest.mark.slow
+def test_lora_is_that_of_peft() -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    planned = plan(model, lora=4).trained
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == planned
 
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("24GiB", 24 * 2**30), ("24 GB", 24 * 10**9), ("1.5mib", 3 * 2**19), ("800MB", 8 * 10**8), ("7", 7), (9, 9)],
+    [("24GiB", 24 * 2**30), ("24 GB", 24 * 10**9), ("1.5mib", 3 * 2**19), ("800MB", 8 * 10**8), ("8G", 2**33), (9, 9)],
 )
 def test_sizes_are_read_as_written(text: int | str, count: int) -> None:
     assert sizes.parse(text) == count
 
 
-@pytest.mark.parametrize("text", ["24G", "GiB", "-1GiB", "0", "24 gibibytes", "1e9", True, 0])
+@pytest.mark.parametrize("text", ["24X", "GiB", "-1GiB", "0", "24 gibibytes", "1e9", True, 0])
 def test_a_size_that_could_mean_two_things_is_refused(text: int | str) -> None:
     with pytest.raises(ValueError, match="must be a size above 0 such as 24GiB"):
         sizes.parse(text)
+
+
+def test_a_bare_number_asks_back() -> None:
+    with pytest.raises(ValueError, match="8 of what\\? Write 8GiB"):
+        plan("gpt2", budget="8")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +302,7 @@ def test_sizes_are_shown_with_three_digits(count: int, text: str) -> None:
 def test_bars_are_as_long_as_their_numbers() -> None:
     bill = plan("bert-base", settings=["adamw-float32", "adafactor-bfloat16"])
     long, short = bill.chart(width=80).splitlines()[:2]
-    marks = "█▓▒░▚▞·="
+    marks = "█▓▒░▚▞·=+"
     assert sum(long.count(mark) for mark in marks) == 80
     drawn, (first, second) = sum(short.count(mark) for mark in marks), bill.lines
     assert abs(drawn - 80 * second.whole.total / first.whole.total) <= 0.5
@@ -226,7 +328,9 @@ def test_a_plot_is_a_picture_of_every_line_that_can_be_sharded(tmp_path: Path) -
         ({"adamw": "apex"}, "adamw='apex' must be one of"),
         ({"device": "tpu9"}, "device='tpu9' must be a device"),
         ({"settings": ["sgd"]}, "unknown setting 'sgd'; there are adamw-float32"),
-        ({"budget": "24G"}, "'24G' must be a size"),
+        ({"budget": "24X"}, "'24X' must be a size"),
+        ({"batch": 2}, "batch=2, tokens=None: activations need both"),
+        ({"lora": True}, "lora=True must be an integer of at least 1"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
@@ -314,7 +418,7 @@ def test_the_command_takes_a_preset_or_ones_own_model(
     for module in ("rich.console", "rich"):
         monkeypatch.setitem(sys.modules, module, None)
     assert cli.main(["plan", own, "--budget", "1KiB", "--settings", "adamw-float32"]) == 0
-    assert "Within 1.00 KiB: adamw-float32." in capsys.readouterr().out
+    assert "1 of 1 settings fit in 1.00 KiB. Take AdamW, float32 (432 B left" in capsys.readouterr().out
 
 
 def test_the_command_draws_in_a_terminal_too(
@@ -328,6 +432,50 @@ def test_the_command_draws_in_a_terminal_too(
     assert "\x1b[" in out and "adafactor, bfloat16, kahan" in out and "Not counted: activations" in out
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 140])
+@pytest.mark.parametrize("more", ["", "--budget 16G", "--batch 2 --tokens 512 --budget 100M"])
+def test_no_line_is_wider_than_the_terminal(
+    width: int, more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    cli.main(["plan", "gpt2-xl", *more.split()])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("    ")) <= width  # but for code
+    assert "statistics" in lines[2] if width == 140 and "--batch" not in more else "optimizer" in lines[2]
+
+
+def test_the_parts_of_a_narrow_table_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bill = plan(Odd(), budget=10**6, batch=1, tokens=3)
+    monkeypatch.setattr(sizes, "show", str)
+    for line, row in zip(bill.lines, table(bill, 60)[1], strict=True):
+        parts, total = row[1:5], row[5]
+        assert sum(map(int, parts)) == int(total) == line.whole.total
+
+
+def test_json_has_every_number_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "gpt2", "bert-base", "--json", "--budget", "600M", "--shards", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first, bill = found["plans"][0], plan("gpt2", budget="600M", shards=2)
+    assert (
+        [plan["model"] for plan in found["plans"]]
+        == [sent["model"] for sent in found["traffic"]]
+        == ["gpt2", "bert-base"]
+    )
+    assert first == json.loads(json.dumps(bill.as_dict()))
+    kahan = next(line for line in first["settings"] if line["key"] == "adafactor-kahan")
+    assert first["budget"] - kahan["left"] == kahan["device"]["total"] < kahan["whole"]["total"]
+    assert kahan["write"][-1] == 'optimizer = Adafactor(model.named_parameters(), rounding="kahan")'
+    assert first["fitting"] == [line.key for line in bill.fitting]
+
+
+@pytest.mark.parametrize(("budget", "status"), [("16G", 0), ("1G", 1)])
+def test_the_exit_status_says_whether_anything_fits(
+    budget: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "gpt2-xl", "--budget", budget]) == status
+    assert ("Nothing fits in 1.00 GiB" in capsys.readouterr().out) == bool(status)
+
+
 def test_the_command_without_a_model_shows_the_traffic_of_three(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shards", "8", "64"]) == 0
     assert sum(line.startswith("| llama-") for line in capsys.readouterr().out.splitlines()) == 6
@@ -339,7 +487,7 @@ def test_the_command_without_a_model_shows_the_traffic_of_three(capsys: pytest.C
         [],
         ["llama-9b"],
         ["llama-7b", "--shards", "0"],
-        ["gpt2", "--budget", "24G"],
+        ["gpt2", "--budget", "24"],
         ["gpt2", "bert-base", "--plot", "x.png"],
     ],
     ids=str,
@@ -348,3 +496,15 @@ def test_a_mistake_is_one_line(words: list[str], capsys: pytest.CaptureFixture[s
     assert cli.main(["plan", *words]) == 2
     err = capsys.readouterr().err
     assert err.startswith("adafactor plan: ") and err.count("\n") == 1
+
+
+def test_the_documents_show_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    document = (ROOT / "docs" / "plan.md").read_text()
+    shown = re.findall(r"`adafactor (plan [^`]*)`\s+prints[^\n]*\n\n```text\n(.*?)```", document, flags=re.S)
+    assert len(shown) == 2
+    for words, text in shown:
+        cli.main(words.split())
+        assert capsys.readouterr().out.rstrip() == text.rstrip()

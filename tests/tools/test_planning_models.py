@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adafactor import plan
+from adafactor import cli, plan
 from adafactor.planning import PRESETS
 from adafactor.planning.models import find, of_module
 
@@ -38,6 +38,16 @@ def test_another_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         plan(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("size", ["-24", '"wide"'])
+def test_a_size_that_is_none_is_told_in_one_line(size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": ' + size + "}")
+    assert cli.main(["plan", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"adafactor plan: {path}: transformers cannot build it: ") and err.count("\n") == 1
 
 
 COUNTS = {

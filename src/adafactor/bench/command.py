@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from adafactor.bench.place import Place
     from adafactor.bench.results import Measured, Results
 
+MOST_THREADS = 1024  # OpenMP crashes the process where it cannot start as many as it was told
+
 
 @dataclass(frozen=True)
 class Run:
@@ -68,7 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.render is not None:
         print(present.markdown(results.load(arguments.render)), end="")
         return 0
-    _require("numpy", "rich")
     found = bench(arguments)
     arguments.output.mkdir(parents=True, exist_ok=True)
     found.save(arguments.output / "results.json")
@@ -89,10 +90,11 @@ def bench(arguments: argparse.Namespace) -> Results:
     if arguments.rounds < 1:
         raise ValueError(f"--rounds {arguments.rounds} must be at least 1")
     threads = machine.cores() if arguments.threads is None else arguments.threads
-    if threads < 1:
-        raise ValueError(f"--threads {threads} must be at least 1")
+    if not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"--threads {threads} must be from 1 to {MOST_THREADS}")
     place = places.find(arguments.device)
     chosen = _suites(arguments)
+    _require("numpy", "rich")
     sizes = [] if arguments.cost is None else [cost.suite(name) for name in arguments.cost or cost.SIZES]
     entries = _entries(arguments, place.device.type)
     torch.set_num_threads(threads)

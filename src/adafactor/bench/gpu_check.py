@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from adafactor.bench.gpu_times import Times
     from adafactor.bench.place import Card
     from adafactor.kernels.triton.trial import Finding, Form, Sort
 
@@ -23,28 +27,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", metavar="TEXT", help="only kernels whose name contains this, such as bfloat16 or kahan")
     add("--bench", action="store_true", help="also time steps and launches, and print a block for an issue")
     add("--rounds", type=int, default=15, help="with --bench: how often each contender has its turn (15)")
+    add("--json", action="store_true", help="print the answer as JSON, and how each sort went on stderr")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check and show; 0: all is right, 1: something is off, 2 (by an exception): nothing could be checked."""
     from adafactor import kernels
 
-    kernels.check("triton")
-    from adafactor.bench import gpu_times
-    from adafactor.kernels.progress import progress
-
     device, card = _device(arguments.device)
+    kernels.check("triton")
     if arguments.bench and card is None:
         raise ValueError("--bench times a GPU; Triton's interpreter is not one")
     if arguments.rounds < 1:
         raise ValueError(f"--rounds {arguments.rounds} must be at least 1")
+    # with --json whoever waits reads on stderr how each sort went
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        off, times = _all(arguments, device, card)
+    if arguments.json:
+        print(json.dumps(as_dict(device, arguments.only, off, times), indent=2))
+    return 1 if off else 0
+
+
+def _all(arguments: argparse.Namespace, device: torch.device, card: Card | None) -> tuple[list[Finding], list[Times]]:
+    from adafactor.bench import gpu_times
+    from adafactor.kernels.progress import progress
+
     print(about(device))
     off = check(device, arguments.only)
-    if card is not None and arguments.bench:
-        with progress("timing", math.inf) as tick:
-            found = gpu_times.measure(card, arguments.rounds, tick)
-        print(f"\n```\n{about(device)}\n{_sum_up(off)}\n\n{gpu_times.show(found)}\n```")
-    return 1 if off else 0
+    if card is None or not arguments.bench:
+        return off, []
+    with progress("timing", math.inf) as tick:
+        times = gpu_times.measure(card, arguments.rounds, tick)
+    print(f"\n```\n{about(device)}\n{_sum_up(off)}\n\n{gpu_times.show(times)}\n```")
+    return off, times
+
+
+def as_dict(device: torch.device, only: str | None, off: Sequence[Finding], times: Sequence[Times]) -> dict[str, Any]:
+    """What was checked where, what is off, and how long steps took."""
+    from adafactor.kernels.triton import verdict
+
+    return {
+        **verdict.describe(device),
+        "device": str(device),
+        "checked": [str(sort) for sort in _sorts(only)],
+        "off": [{"sort": str(finding.sort), "case": finding.case, "what": finding.what} for finding in off],
+        "times": [asdict(time) for time in times],
+    }
 
 
 def check(device: torch.device, only: str | None = None) -> list[Finding]:
@@ -52,8 +80,7 @@ def check(device: torch.device, only: str | None = None) -> list[Finding]:
     from adafactor.kernels.progress import progress
     from adafactor.kernels.triton import trial, verdict
 
-    sorts = [sort for sort in _sorts() if only is None or only in str(sort)]
-    if not sorts:
+    if not (sorts := _sorts(only)):
         raise ValueError(f"--only {only}: there are {'; '.join(map(str, _sorts()))}")
     forms, cases = forms_for(device), trial.CASES
     width = max(len(str(sort)) for sort in sorts)
@@ -95,13 +122,14 @@ def forms_for(device: torch.device) -> Sequence[Form]:
     return FORMS if device.type != "cpu" else (Form((9, 7)), Form((6, 5), "transposed"), Form((5,)))
 
 
-def _sorts() -> list[Sort]:
-    """Those that can be had: torch has not always let a gradient have another dtype than its parameter."""
+def _sorts(only: str | None = None) -> list[Sort]:
+    """Those of this name that can be had: torch has not always let a gradient's dtype differ from its parameter's."""
     import torch
 
     from adafactor.kernels.triton.trial import SORTS
 
-    return [sort for sort in SORTS if sort.x == sort.g or hasattr(torch.Tensor, "grad_dtype")]
+    found = [sort for sort in SORTS if sort.x == sort.g or hasattr(torch.Tensor, "grad_dtype")]
+    return [sort for sort in found if only is None or only in str(sort)]
 
 
 def _sum_up(found: Sequence[Finding]) -> str:
@@ -116,11 +144,16 @@ def _sum_up(found: Sequence[Finding]) -> str:
 def _device(name: str | None) -> tuple[torch.device, Card | None]:
     """The card of this name, or the first that is there; the CPU where Triton interprets."""
     import torch
-    from triton import knobs
 
     from adafactor.bench import place
 
-    if knobs.runtime.interpret:
+    try:
+        from triton import knobs
+
+        is_interpreted = knobs.runtime.interpret
+    except ImportError:  # a missing GPU is said before a missing Triton
+        is_interpreted = False
+    if is_interpreted:
         if name not in (None, "cpu"):
             raise ValueError(f"--device {name}: with TRITON_INTERPRET=1 kernels run on the CPU")
         return torch.device("cpu"), None

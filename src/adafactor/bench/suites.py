@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from adafactor.shapes import Shape, bert, build, gpt2, resnet50
+from adafactor.shapes import Shape, bert, build, gpt2, require_shapes, resnet50
 
 LARGE = 30_000_000  # parameters from which a step cannot live in a cache
 
@@ -52,7 +52,9 @@ def find(name: str) -> Suite:
 
 def of_model(reference: str) -> Suite:
     """The shapes of the model that `module:function` returns."""
-    shapes = tuple(tuple(p.shape) for p in build(reference).parameters() if p.requires_grad and p.numel())
+    model = build(reference)
+    require_shapes(reference, model)
+    shapes = tuple(tuple(p.shape) for p in model.parameters() if p.requires_grad and p.numel())
     if not shapes:
         raise ValueError(f"{reference} has no parameters to train")
     return Suite(reference, reference, shapes)

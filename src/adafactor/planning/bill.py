@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from adafactor.shapes import Shape
 
 @dataclass(frozen=True)
 class Bytes:
-    """The parts of a plan, in bytes. Activations are not among them."""
+    """The parts of a plan, in bytes. Activations are an estimate, and only there when a batch is given."""
 
     weights: int = 0
     master: int = 0  # float32 copies of 16-bit weights, which the optimizer steps
@@ -27,10 +28,11 @@ class Bytes:
     rounding: int = 0  # Kahan's compensation
     temporary: int = 0  # the most that a step, or the sum of a tied parameter's gradients, holds for a moment
     buffers: int = 0
+    activations: int = 0
 
     @property
     def total(self) -> int:
-        """All parts together: the peak of a training step, but for activations."""
+        """All parts together: the peak of a training step."""
         return sum(getattr(self, part.name) for part in fields(self))
 
 
@@ -48,15 +50,16 @@ class Line:
     note: str = ""
 
     def left(self, budget: int) -> int | None:
-        """What remains of a device's memory for activations; below zero if it is not enough, None if it cannot be."""
+        """What remains of a device's memory; below zero if it is not enough, None if it cannot be sharded."""
         return None if self.device is None else budget - self.device.total
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory plan of a model. `str()` is a table with a chart below it, `plot(path)` draws it.
+    """The memory plan of a model. `str()` is a table with a chart and advice below it, `plot(path)` draws it.
 
-    `lines` has one entry per setting; `fitting` are those that the budget covers.
+    `lines` has one entry per setting; `fitting` are those that the budget covers; `advice` says what to write. Where
+    nothing fits, `alternative` is a plan with checkpointing, a smaller batch or more devices in which something does.
     """
 
     model: str
@@ -67,6 +70,7 @@ class Plan:
     shards: int
     situation: Situation
     budget: int | None = None
+    alternative: Plan | None = None
 
     @property
     def fitting(self) -> tuple[Line, ...]:
@@ -78,8 +82,21 @@ class Plan:
         """That of one setting."""
         return next(line for line in self.lines if line.key == _known(key).key)
 
+    @property
+    def advice(self) -> str:
+        """What fits, and the lines to write for it; else what is missing, and what would help."""
+        from adafactor.planning import show
+
+        return show.advice(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as `--json` prints it: numbers are bytes."""
+        from adafactor.planning import show
+
+        return show.as_dict(self)
+
     def __str__(self) -> str:
-        """The table, the chart, and what is not in them."""
+        """The table, the chart, what is not in them, and advice, as wide as the terminal."""
         from adafactor.planning import show
 
         return show.text(self)
@@ -105,25 +122,33 @@ def plan(
     budget: int | str | None = None,
     device: str | None = None,
     adamw: str = "fused",
+    batch: int | None = None,
+    tokens: int | None = None,
+    checkpointing: bool = False,
+    lora: int | None = None,
 ) -> Plan:
     """The memory that training a model takes, before there is any: weights, gradients, state and temporaries.
 
     Floating-point parameters are taken in the dtype that each setting names, other ones as they are. Tied parameters
-    count once; frozen ones have no gradient and no state. Activations are left out.
+    count once; frozen ones have no gradient and no state. Activations count if `batch` and `tokens` are given.
 
     Args:
         model: a torch.nn.Module, on the meta device if you like; the name of a preset (`"gpt2-xl"`, `"llama-7b"`, …);
             `"module:function"`, which returns a module; or the path of a transformers `config.json`.
         settings: which settings, by the keys of `adafactor.planning.SETTINGS`; all if not given.
         shards: the number of devices among which FSDP2 cuts every parameter, along its first axis.
-        budget: the memory of a device: `"24GiB"`, `"24GB"`, or a number of bytes.
+        budget: the memory of a device: `"24GiB"` or `"24G"`, `"24GB"`, or a number of bytes.
         device: where the step runs, `"cpu"` or e.g. `"cuda"`: our step has other temporaries there. If not given,
             the accelerator that torch finds, else the CPU.
         adamw: which of torch's AdamWs: `"fused"` needs no temporary, `"foreach"` (torch's default on CUDA) one copy of
             all parameters, `"loop"` (its default on a CPU) two of the largest.
+        batch: how many sequences a device takes at once; with `tokens`, an estimate of the activations is added.
+        tokens: how many tokens a sequence has.
+        checkpointing: whether activations are computed again in backward, layer by layer.
+        lora: the rank of LoRA's matrices beside every matrix of the layers; all other weights are frozen.
 
     Returns:
-        The plan: `print` it, ask its `lines`, or `plot` it.
+        The plan: `print` it, ask its `lines`, its `advice` or `as_dict()`, or `plot` it.
 
     Examples:
         >>> bill = plan("gpt2")
@@ -132,23 +157,57 @@ def plan(
         >>> bill.line("adafactor-float32").whole.statistics
         1287060
     """
-    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise ValueError(f"shards={shards!r} must be an integer of at least 1")
+    for name, number in {"shards": shards, "batch": batch, "tokens": tokens, "lora": lora}.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name}={number!r} must be an integer of at least 1")
+    if (batch is None) != (tokens is None) or (checkpointing and batch is None):
+        raise ValueError(f"batch={batch!r}, tokens={tokens!r}: activations need both to be estimated")
     if adamw not in ADAMW:
         raise ValueError(f"adamw={adamw!r} must be one of {', '.join(map(repr, ADAMW))}")
     chosen = list(SETTINGS.values()) if settings is None else [_known(key) for key in settings]
-    situation = Situation(_device(device), adamw)
+    situation = Situation(_device(device), adamw, batch or 0, tokens or 0, checkpointing, lora or 0)
+    limit = None if budget is None else sizes.parse(budget)
     found = find(model)
+    bill = _plan(found, chosen, situation, shards, limit)
+    if bill.fitting:
+        return bill
+    return replace(bill, alternative=_alternative(found, chosen, situation, shards, limit))
+
+
+def _plan(model: Model, settings: Sequence[Setting], situation: Situation, shards: int, budget: int | None) -> Plan:
+    activations = {
+        dtype: model.activations(situation.batch * situation.tokens, dtype.itemsize, situation.checkpointing)
+        for dtype in {setting.dtype for setting in settings}
+        if situation.batch
+    }
+    model = model.with_lora(situation.lora) if situation.lora else model
     return Plan(
-        found.name,
-        found.parameters,
-        sum(w.count for w in found.trained),
-        len(found.weights),
-        tuple(_line(found, setting, situation, shards) for setting in chosen),
+        model.name,
+        model.parameters,
+        sum(w.count for w in model.trained),
+        len(model.weights),
+        tuple(_line(model, setting, situation, shards, activations.get(setting.dtype, 0)) for setting in settings),
         shards,
         situation,
-        None if budget is None else sizes.parse(budget),
+        budget,
     )
+
+
+def _alternative(
+    model: Model, settings: Sequence[Setting], situation: Situation, shards: int, budget: int | None
+) -> Plan | None:
+    """The first plan in which something fits: with checkpointing, smaller batches, then more and more devices."""
+    batches = [situation.batch >> power for power in range(situation.batch.bit_length())] or [0]
+    can_checkpoint = situation.batch and model.layers and not situation.checkpointing
+    ways = [situation.checkpointing, True] if can_checkpoint else [situation.checkpointing]
+    tries = [(shards, batch) for batch in batches] + [(shards * 2**power, batches[0]) for power in range(1, 11)]
+    for count, batch in tries:
+        for checkpointing in ways:
+            changed = replace(situation, batch=batch, checkpointing=checkpointing)
+            other = _plan(model, settings, changed, count, budget)
+            if other.fitting:
+                return other
+    return None
 
 
 def _known(key: str) -> Setting:
@@ -167,13 +226,14 @@ def _device(device: str | None) -> str:
         raise ValueError(f"device={device!r} must be a device that torch knows, such as 'cpu' or 'cuda'") from wrong
 
 
-def _line(model: Model, setting: Setting, situation: Situation, shards: int) -> Line:
-    whole = _bytes(model, setting, situation, 1)
+def _line(model: Model, setting: Setting, situation: Situation, shards: int, activations: int) -> Line:
+    whole = replace(_bytes(model, setting, situation, 1), activations=activations)
     if shards == 1:
         return Line(setting.key, setting.label, whole, whole)
     if setting.unsharded:
         return Line(setting.key, setting.label, whole, None, setting.unsharded)
-    return Line(setting.key, setting.label, whole, _bytes(model, setting, situation, shards))
+    device = replace(_bytes(model, setting, situation, shards), activations=activations)
+    return Line(setting.key, setting.label, whole, device)
 
 
 def _bytes(model: Model, setting: Setting, situation: Situation, shards: int) -> Bytes:

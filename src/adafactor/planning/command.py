@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from adafactor.planning.bill import plan
 from adafactor.planning.models import PRESETS
 from adafactor.planning.optimizers import ADAMW, SETTINGS
-from adafactor.planning.sharded import TRAFFIC, traffic_table
+from adafactor.planning.sharded import TRAFFIC, plan_shards, shapes_of, traffic_table
 from adafactor.planning.show import show
+
+PASSED_ON = ("settings", "budget", "device", "adamw", "batch", "tokens", "checkpointing", "lora")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     add = parser.add_argument
     add("models", nargs="*", help=f"{', '.join(PRESETS)}; module:function; or a transformers config.json")
-    add("--budget", metavar="SIZE", help="memory of a device, such as 24GiB or 24GB: which settings fit?")
+    add("--budget", metavar="SIZE", help="memory of a device, such as 24GiB (or 24G) or 24GB: what fits?")
     add(
         "--shards",
         nargs="+",
@@ -24,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many devices share the model; also shows what a step sends between them",
     )
+    add("--batch", type=int, metavar="N", help="sequences on each device: adds an estimate of the activations")
+    add("--tokens", type=int, metavar="N", help="tokens of each sequence, with --batch")
+    add("--checkpointing", action="store_true", help="activations are computed again in backward, layer by layer")
+    add("--lora", type=int, metavar="RANK", help="train LoRA's matrices of this rank, and freeze all else")
     add("--settings", nargs="+", metavar="KEY", help=f"show only these: {', '.join(SETTINGS)}")
     add(
         "--device",
@@ -31,10 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--adamw", choices=ADAMW, default="fused", help="which of torch's AdamWs to count (default: %(default)s)")
     add("--plot", type=Path, metavar="FILE", help="draw the plan of one model into this picture")
+    add("--json", action="store_true", help="print all as JSON, in bytes")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a plan for every model and number of devices, then the traffic; without a model only the traffic."""
+    """Print a plan for every model and number of devices, then the traffic; without a model only the traffic.
+
+    The status is 1 where nothing fits the budget in one of the plans.
+    """
     shards = arguments.shards or [1]
     if not arguments.models and not arguments.shards:
         raise ValueError(f"name a model: {', '.join(PRESETS)}; module:function; or a transformers config.json")
@@ -42,21 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--shards {min(shards)} must be at least 1")
     if arguments.plot and (len(arguments.models), len(shards)) != (1, 1):
         raise ValueError(f"--plot {arguments.plot} draws one model with one number of devices")
-    for model in arguments.models:
-        for count in shards:
-            bill = plan(
-                model,
-                settings=arguments.settings,
-                shards=count,
-                budget=arguments.budget,
-                device=arguments.device,
-                adamw=arguments.adamw,
-            )
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ImportError(f"--plot {arguments.plot} needs matplotlib (pip install matplotlib)")
+    same = {name: getattr(arguments, name) for name in PASSED_ON}
+    plans = [plan(model, shards=count, **same) for model in arguments.models for count in shards]
+    sent = [plan_shards(model, shapes_of(model), count) for model in arguments.models or TRAFFIC for count in shards]
+    if arguments.json:
+        traffic = [asdict(line) for line in sent] if arguments.shards else []
+        print(json.dumps({"plans": [bill.as_dict() for bill in plans], "traffic": traffic}, indent=2))
+    else:
+        for bill in plans:
             show(bill)
             print()
-            if arguments.plot:
-                bill.plot(arguments.plot)
-    if arguments.shards:
-        print("What each rank sends in a step, with FSDP2 and bfloat16 gradients:\n")
-        print(traffic_table(arguments.models or TRAFFIC, shards))
-    return 0
+        if arguments.shards:
+            print("What each rank sends in a step, with FSDP2 and bfloat16 gradients:\n")
+            print(traffic_table(sent))
+    if arguments.plot:
+        plans[0].plot(arguments.plot)
+    return 0 if all(bill.fitting for bill in plans) else 1

@@ -36,10 +36,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Situation:
-    """Where and how the step runs."""
+    """Where and how training runs."""
 
     device: str = "cpu"  # our compiled step is for the CPU; everywhere else ours is plain torch in blocks
     adamw: str = "fused"
+    batch: int = 0  # sequences on each device; 0: activations are not counted
+    tokens: int = 0  # of each sequence
+    checkpointing: bool = False
+    lora: int = 0  # the rank; 0: all weights are trained
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Setting:
     in_backward: bool = False  # a gradient is freed as soon as its parameter has stepped
     unsharded: str = ""  # why it cannot step sharded parameters
     shares: Callable[[Sequence[Cut]], int] = lambda cuts: 0  # bytes that all parameters' states have in common
+    keywords: str | None = None  # of our optimizer, as they are written; None for the others
 
 
 # ---- other optimizers -----------------------------------------------------------------------------------------------
@@ -185,7 +190,10 @@ def ours(key: str, label: str, dtype: torch.dtype, momentum: bool = False, round
 
     in_backward = key.endswith("backward")
     reason = "sharded parameters step together, not inside backward" if in_backward else ""
-    return Setting(key, label, dtype, keeps, holds, in_backward=in_backward, unsharded=reason)
+    written = [', rounding="' + rounding + '"'] * (rounding != "nearest") + [", beta1=0.9"] * momentum
+    return Setting(
+        key, label, dtype, keeps, holds, in_backward=in_backward, unsharded=reason, keywords="".join(written)
+    )
 
 
 def factors(cut: Cut) -> int:

@@ -48,19 +48,16 @@ def shapes_of(name: str) -> list[Shape]:
     return [w.shape for w in find(name).trained]
 
 
-def traffic_table(models: Iterable[str], shards: Iterable[int]) -> str:
+def traffic_table(lines: Iterable[Sent]) -> str:
     """In Markdown."""
-    lines = [
+    heads = [
         "| model | parameters | optimizer state | ranks | collectives | optimizer sends | gradients send | share |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for model in models:
-        shapes = shapes_of(model)
-        for ranks in shards:
-            sent = plan_shards(model, shapes, ranks)
-            lines.append(
-                f"| {sent.model} | {sent.parameters:,} | {sent.state_bytes / 1e6:.1f} MB | {ranks:,} "
-                f"| {sent.collectives} | {sent.optimizer_sent / 1e6:.1f} MB | {sent.gradients_sent / 1e9:.2f} GB "
-                f"| {sent.share:.3%} |"
-            )
-    return "\n".join(lines)
+    rows = [
+        f"| {sent.model} | {sent.parameters:,} | {sent.state_bytes / 1e6:.1f} MB | {sent.ranks:,} "
+        f"| {sent.collectives} | {sent.optimizer_sent / 1e6:.1f} MB | {sent.gradients_sent / 1e9:.2f} GB "
+        f"| {sent.share:.3%} |"
+        for sent in lines
+    ]
+    return "\n".join([*heads, *rows])
