@@ -19,7 +19,10 @@ from adafactor import __version__
 # name → (module with `add_arguments(parser)` and `run(arguments) -> int`, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("adafactor.planning.command", "Show how much memory it takes to train a model."),
-    "migrate": ("adafactor.migration.command", "Convert a checkpoint of another Adafactor into ours, or back."),
+    "migrate": (
+        "adafactor.migration.command",
+        "Convert a checkpoint of another Adafactor or of AdamW into ours, or back.",
+    ),
     "bench": ("adafactor.bench.command", "Benchmark a step against every other optimizer on this machine."),
     "check": ("adafactor.bench.gpu_check", "Check the step on this GPU, and time it with --bench."),
     "warm": ("adafactor.warm", "Compile the step for CPUs now, so that no training waits for it."),
@@ -33,6 +36,7 @@ EXAMPLES = {
     """,
     "migrate": """
         adafactor migrate optimizer.pt ours.pt --from transformers
+        adafactor migrate checkpoint-500 --in-place        # the folder of a Trainer
         adafactor migrate ours.pt theirs.pt --from adafactor --to torch
     """,
     "bench": """

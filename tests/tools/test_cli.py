@@ -41,7 +41,7 @@ WRONG = [
     ("bench --suite none", "there are bert, gpt2, "),
     ("bench --contender none", "there are sgd, "),
     ("bench --rounds 0", "at least 1"),
-    ("migrate in.pt out.pt", "required: --from"),
+    ("migrate nowhere.pt out.pt", "nowhere.pt is not a file"),
     ("migrate in.pt out.pt --from keras", "choose from 'torch', 'transformers', "),
     ("migrate in.pt out.pt --from torch --arguments 3", "not a JSON object"),
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adafactor.foreign import SIGNS
 from adafactor.migration import files, trees
-from adafactor.migration.core import OURS, PEERS, READ_TREE, TARGETS, guess, migrate
+from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, TARGETS, guess, migrate
 from adafactor.migration.form import MigrationWarning
 
 
@@ -61,8 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Convert one checkpoint; differences are told on stderr."""
     try:
         return _run(arguments)
-    except (MemoryError, RecursionError) as wrong:
-        raise ValueError(f"{arguments.source} is too large or nested too deeply to be converted") from wrong
+    except DAMAGED as wrong:
+        raise ValueError(f"{arguments.source} cannot be converted ({type(wrong).__name__}: {_line(wrong)})") from wrong
+    except ValueError as wrong:
+        raise ValueError(_line(wrong)) from wrong
+
+
+def _line(wrong: Exception) -> str:
+    """The message in one line: it may quote a tensor."""
+    return " ".join(str(wrong).split())
 
 
 def _run(arguments: argparse.Namespace) -> int:

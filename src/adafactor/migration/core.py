@@ -144,7 +144,7 @@ def guess(state_dict: Any) -> str:
     """Whose state it is, told from its keys, or an error that lists them."""
     if source := recognise(state_dict):
         groups = state_dict["param_groups"] if source == "transformers" else []
-        if any(group["scale_parameter"] and not group.get("relative_step") for group in groups):
+        if any(group["scale_parameter"] is True and group.get("relative_step") is not True for group in groups):
             raise ValueError(
                 "the state dict is of transformers' or of fairseq's Adafactor, whose lr mean different things with "
                 "scale_parameter=True and relative_step=False: say which"
@@ -152,9 +152,8 @@ def guess(state_dict: Any) -> str:
         return source
     if source := trees.recognise(state_dict):
         return source
-    seen: Any = state_dict
-    if isinstance(state_dict, Mapping) and state_dict.get("param_groups"):
-        seen = state_dict["param_groups"][0]
+    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+    seen: Any = groups[0] if isinstance(groups, list) and groups else state_dict
     keys = ", ".join(map(repr, seen)) if isinstance(seen, Mapping) else type(seen).__name__
     raise ValueError(f"it cannot be told whose state this is, which has {keys[:300]}: say one of {', '.join(PEERS)}")
 
