@@ -301,11 +301,10 @@ def _tuned(seed: int) -> History:
 def _dying(t: int, model: Perceptron) -> None:
     """From step 24 on no hidden unit ever speaks."""
     if t == 24:
-        with torch.no_grad():
-            model[0].bias.fill_(-1e3)  # type: ignore[union-attr]
+        nn.init.constant_(model.get_parameter("0.bias"), -1e3)
 
 
-def _nan(t: int, parameters: Iterable[nn.Parameter]) -> None:
+def _nan(t: int, parameters: Iterable[Tensor]) -> None:
     for p in parameters if t in (7, 8, 13) else ():
         assert p.grad is not None
         p.grad[0] = math.nan
@@ -407,7 +406,7 @@ def main() -> None:
         case, seed, findings = result
         print(f"{case.name}, seed {seed}: {', '.join(sorted(kinds(findings))) or 'nothing'}", flush=True)
     if seeds == SEEDS:
-        put_between(PAGE, *MARKS, table(results))
+        put_between(PAGE, *MARKS, table(results) + "\n")
     else:
         print(table(results))
 

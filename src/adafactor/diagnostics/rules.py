@@ -47,8 +47,9 @@ class Parameter:
 
     @cached_property
     def stepped(self) -> list[Record]:
-        """Those of a time in which it was stepped: the others repeat old figures."""
-        return [record for record in self.records if record.steps]
+        """Those of a time in which it was stepped: the others repeat old figures, which a single one may."""
+        single = len(self.records) == 1
+        return [r for r in self.records if r.steps or (single and not math.isnan(r.rms_update))]
 
     @cached_property
     def taken(self) -> int:
@@ -87,7 +88,7 @@ class Parameter:
 
         A matrix that starts at zero is measured by this: whatever it does is much of itself.
         """
-        return (max(self.shape) / self.count) ** 0.5
+        return math.sqrt(max(self.shape) / self.count)
 
     def middle(self, figure: str) -> float:
         """The median of a figure over the reports; NaN without any."""
@@ -272,22 +273,22 @@ def growing(p: Parameter, _: list[Parameter]) -> Hit | None:
 def hardly_moves(p: Parameter, everyone: list[Parameter]) -> Hit | None:
     """No step of any matrix is large enough to matter in some thousand steps, and none is about to become so."""
     matrices = [other for other in everyone if len(other.shape) > 1 and other.stepped]
-    if p not in matrices or not all(other.about and max(_pace(other)) < _slow(other) for other in matrices):
+    if p not in matrices or not all(map(_slow, matrices)):
         return None
-    pace = _pace(p)
-    if pace[-1] == 0 or pace[-1] > 1.5 * pace[0]:  # at its end, or still in its warm-up
+    rates = _rates(p)
+    if rates[-1] == 0 or rates[-1] > 1.01 * rates[0]:  # at its end, or still in its warm-up
         return None
     what = "Steps are so small that these parameters hardly move."
     if p.settings.relative:
-        figure = f"lr at most {max(pace):.1g} with relative=True: a step changes that share of the parameter"
+        figure = f"lr at most {max(rates):.1g} with relative=True: a step changes that share of the parameter"
         change = (
             "This looks like AdamW's lr, which relative=False, lr_decay=None takes as it is; the default of relative "
             "steps is 1e-2. Nothing, if a trained model is meant to change little."
         )
     else:
-        figure = f"a step changes at most {max(pace):.1g} of the parameter"
+        figure = f"a step changes at most {max(r.relative_change for r in p.stepped):.1g} of the parameter"
         change = "A larger lr, if the loss does not go down."
-    return Hit(p.name, "note", what, figure, -max(pace), _sure(p), change)
+    return Hit(p.name, "note", what, figure, -max(rates), _sure(p), change)
 
 
 def always_clipped(p: Parameter, _: list[Parameter]) -> Hit | None:
@@ -374,17 +375,20 @@ def loss_grows(losses: Sequence[float]) -> Hit | None:
     return Hit("", "warning", what, figure, last - least, "certain", change)
 
 
-def _pace(p: Parameter) -> list[float]:
-    """Of relative steps lr, where it is not its decay with time that makes it small; else the relative change."""
+def _rates(p: Parameter) -> list[float]:
+    """What lr was, as far as its decay with time lets it be seen."""
     if not p.settings.relative:
-        return [record.relative_change for record in p.stepped]
-    stepped = [(t, record) for t, record in zip(p.steps, p.records, strict=True) if record.steps]
-    rates = [(t, record.step_size / max(record.rms_parameter, p.settings.eps[1])) for t, record in stepped]
-    return [1.0 if t and rate > 0.9 * t**-0.5 else rate for t, rate in rates]
+        return [record.step_size for record in p.stepped]
+    return [record.step_size / max(record.rms_parameter, p.settings.eps[1]) for record in p.stepped]
 
 
-def _slow(p: Parameter) -> float:
-    return SLOW if p.settings.relative else STILL
+def _slow(p: Parameter) -> bool:
+    """Was lr, and not its decay with time, too small for a matrix to move in all reports?"""
+    if p.about is None:
+        return False
+    if not p.settings.relative:
+        return max(record.relative_change for record in p.stepped) < STILL
+    return max(_rates(p)) < min(SLOW, 0.9 * max(1, p.steps[-1]) ** -0.5)
 
 
 def _bound(p: Parameter, record: Record) -> float:
