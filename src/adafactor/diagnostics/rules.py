@@ -388,7 +388,7 @@ def _slow(p: Parameter) -> bool:
         return False
     if not p.settings.relative:
         return max(record.relative_change for record in p.stepped) < STILL
-    return max(_rates(p)) < min(SLOW, 0.9 * max(1, p.steps[-1]) ** -0.5)
+    return max(_rates(p)) < min(SLOW, 0.9 / math.sqrt(max(1, p.steps[-1])))
 
 
 def _bound(p: Parameter, record: Record) -> float:
