@@ -100,7 +100,8 @@ def train(name: str, steps: int, every: int) -> tuple[History, float]:
     torch.manual_seed(0)
     model, source, history, losses = GPT(), text(), History(), []
     optimizer = Adafactor(model.named_parameters(), **SETTINGS[name])
-    with Watch(optimizer, history, Live(), every=every), FullMoment(optimizer, "h.0.*.weight") as moment:
+    observed = FullMoment(optimizer, "h.0.*.weight")
+    with Watch(optimizer, history, Live(), every=every) as watch, observed as moment:
         for _ in track(range(steps), name):
             start = torch.randint(len(source) - LENGTH - 1, (BATCH, 1))
             ids = source[start + torch.arange(LENGTH + 1)]  # (B, T + 1)
@@ -109,7 +110,8 @@ def train(name: str, steps: int, every: int) -> tuple[History, float]:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    print(*diagnose(history) or ["diagnose: nothing to say"], *moment.compare()[:2], sep="\n\n")
+            watch.add_loss(losses[-1])
+    print(*diagnose(history) or ["nothing found in the optimizer's figures"], *moment.compare()[:2], sep="\n\n")
     last = losses[-max(1, steps // 10) :]
     return history, sum(last) / len(last)
 

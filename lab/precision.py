@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from adafactor import Adafactor
+from adafactor.diagnostics.plot import styled
 from lab import train
 from lab.batches import Batches
 from lab.corpus import Corpus
@@ -236,16 +237,15 @@ def render(records: list[Record], document: Path, picture: Path) -> None:
         draw(records, picture)
 
 
+@styled
 def draw(records: list[Record], picture: Path) -> None:
     """Training losses above, and below them how far each is from the float32 run of the same seed and batches."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     found = group(records)
     titles = {"train": "From scratch", "tune": f"Fine-tuned at {TUNING_RATE:g}, constant"}
-    figure, axes = plt.subplots(2, 2, figsize=(9, 5.6), sharex="col", constrained_layout=True)
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex="col")
     for column, part in enumerate(PARTS):
         above, below = axes[0][column], axes[1][column]
         above.set_title(titles[part], fontsize=11)
@@ -264,12 +264,11 @@ def draw(records: list[Record], picture: Path) -> None:
                 below.plot(steps, gap, color=f"C{colour}", linewidth=0.9, alpha=0.8)
         below.axhline(0, color="C0", linewidth=1.3)
         for axis in (above, below):
-            axis.grid(alpha=0.3)
+            axis.grid()
     axes[0][0].set_ylabel("training loss, mean of seeds")
     axes[1][0].set_ylabel("minus float32, each seed")
     axes[0][0].legend(fontsize=9)
     figure.savefig(picture, dpi=110)
-    plt.close(figure)
 
 
 def _mean_curve(curves: list[list[list[float]]]) -> list[float]:

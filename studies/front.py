@@ -11,6 +11,8 @@ from statistics import mean, median
 
 from lab import records
 
+from adafactor.diagnostics.plot import INK, OURS, THEIRS, styled
+
 ROOT = Path(__file__).parents[1]
 RECORD, PICTURE = ROOT / "studies" / "results" / "epyc-2-cores.json", ROOT / "docs" / "front.png"
 LABELS = {  # contender: label, where it stands beside its point
@@ -42,6 +44,7 @@ def points() -> dict[str, tuple[float, float]]:
     }
 
 
+@styled
 def draw(path: Path) -> None:
     """Two logarithmic axes, of which less is better on both."""
     from matplotlib.figure import Figure
@@ -53,7 +56,7 @@ def draw(path: Path) -> None:
     for name, (megabytes, milliseconds) in points().items():
         label, offset, side = LABELS[name]
         ours = name in ("eager", "cpu")
-        colour = "#1f4fa3" if ours else "#8a8a8a"
+        colour = OURS if ours else THEIRS
         axes.scatter(megabytes, milliseconds, s=190 if name == "cpu" else 60, color=colour, zorder=3)
         axes.annotate(
             f"{label}: {megabytes:,.{0 if megabytes > 10 else 1}f} MB, {milliseconds:.0f} ms"
@@ -65,7 +68,7 @@ def draw(path: Path) -> None:
             ha=side,
             fontsize=11 if name == "cpu" else 9,
             fontweight="bold" if name == "cpu" else "normal",
-            color=colour if ours else "#404040",
+            color=colour if ours else INK,
         )
     axes.set_xlabel("MB that a step needs besides weights and gradients (state and temporaries)")
     axes.set_ylabel("ms a step")
@@ -74,7 +77,7 @@ def draw(path: Path) -> None:
         axis.set_major_formatter(ScalarFormatter())
         axis.set_ticks(ticks)
         axis.set_ticks([], minor=True)
-    axes.grid(color="#e6e6e6", zorder=0)
+    axes.grid(zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 

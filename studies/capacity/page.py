@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adafactor.diagnostics import plot
 from adafactor.planning import SETTINGS, sizes
 from studies.capacity.limited import Trial
 
@@ -108,6 +109,7 @@ def bests(record: Record, limit: int) -> list[Trial]:
     return [found.best for found in (record.best(limit, key) for key in CONTENDERS) if found is not None]
 
 
+@plot.styled
 def draw(record: Record, path: Path) -> None:
     """Bars of the parameters that fit, a panel for each limit."""
     from matplotlib.figure import Figure
@@ -119,7 +121,7 @@ def draw(record: Record, path: Path) -> None:
     for limit, axes in zip(limits, figure.subplots(len(limits), squeeze=False)[:, 0], strict=True):
         labels = [SETTINGS[best.key].label for best in bests(record, limit)]
         values = [best.parameters / 1e6 for best in bests(record, limit)]
-        colours = ["#33508a" if label.startswith("adafactor,") else "#b0b0b0" for label in labels]
+        colours = [plot.OURS if label.startswith("adafactor,") else plot.THEIRS for label in labels]
         bars = axes.barh(labels, values, color=colours, height=0.7)
         axes.bar_label(bars, [f"{value:,.0f} M" for value in values], padding=3, fontsize=8)
         axes.invert_yaxis()

@@ -10,7 +10,7 @@ from torch import nn
 
 from adafactor import Adafactor
 from adafactor.record import rms
-from tests.diagnostics.trainings import Perceptron, regression, run
+from studies.diagnoses import Perceptron, regression, run
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.2, None])

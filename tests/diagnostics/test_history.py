@@ -14,7 +14,7 @@ from torch import nn
 
 from adafactor import Adafactor, Record
 from adafactor.diagnostics import History, diagnose
-from tests.diagnostics.trainings import Perceptron, regression, run
+from studies.diagnoses import Perceptron, regression, run
 
 
 def same(one: Record, other: Record) -> bool:
@@ -35,6 +35,7 @@ def test_a_history_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     for name in ("streamed.jsonl", "saved.jsonl"):
         loaded = History.load(tmp_path / name)
         assert [report.step for report in loaded] == [4 * i for i in range(1, 11)]
+        assert [report.loss for report in loaded] == pytest.approx([report.loss for report in history], rel=1e-5)
         for one, other in zip(loaded, history, strict=True):
             assert all(map(same, one.records, other.records))
             strip = {

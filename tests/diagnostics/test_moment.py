@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adafactor import Adafactor
 from adafactor.diagnostics import FullMoment
 from adafactor.diagnostics.moment import noise
-from tests.diagnostics.trainings import Perceptron, regression
+from studies.diagnoses import Perceptron, regression
 
 
 def direct(gradients: list[Tensor], decays: list[float], eps1: float = 1e-30) -> tuple[np.ndarray, float]:

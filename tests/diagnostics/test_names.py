@@ -10,9 +10,9 @@ from adafactor.diagnostics.naming import Named, common_prefix, grouped, select, 
 def test_layers_that_differ_by_number_are_one_kind() -> None:
     named: list[Named] = [(f"h.{i}.{part}", (3,)) for i in range(12) for part in ("ln.weight", "attn.weight")]
     named += [("wte", (5, 3)), ("odd.0.weight", (2,)), ("odd.1.weight", (2,)), ("odd.2.weight", (4,))]
-    assert list(grouped(named)) == ["h.*.ln.weight", "h.*.attn.weight", "wte", "odd.{0–1}.weight", "odd.2.weight"]
+    assert list(grouped(named)) == ["h.*.ln.weight", "h.*.attn.weight", "wte", "odd.{0-1}.weight", "odd.2.weight"]
     chosen = ["wte", *(f"h.{i}.ln.weight" for i in range(12)), *(f"h.{i}.attn.weight" for i in (3, 5, 6, 7))]
-    assert shortened(chosen, named) == "h.*.ln.weight (12), h.{3,5–7}.attn.weight (4), wte"
+    assert shortened(chosen, named) == "h.*.ln.weight (12), h.{3,5-7}.attn.weight (4), wte"
     many: list[Named] = [(f"part{chr(97 + i)}.weight", (i,)) for i in range(20)]
     assert shortened([name for name, _ in many], many).endswith("and 14 more kinds")
     assert common_prefix(["a.b.c", "a.b.d.e"]) == "a.b." and common_prefix(["a.b"]) == ""

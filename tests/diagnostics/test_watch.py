@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from adafactor import Adafactor, step_in_backward
 from adafactor.diagnostics import FullMoment, History, Report, Watch, unwrap
-from tests.diagnostics.trainings import Perceptron, regression, run
+from studies.diagnoses import Perceptron, regression, run
 
 
 def test_every_so_many_steps_all_sinks_get_the_same_report_and_a_last_one() -> None:
@@ -43,6 +44,17 @@ def test_a_watch_goes_on_counting_after_a_resume_and_reports_when_training_fails
             resumed.step()
             1 / (2 - t)
     assert seen == [7, 8]
+
+
+def test_a_report_has_the_mean_of_the_losses_since_the_one_before() -> None:
+    optimizer = Adafactor(Perceptron().named_parameters())
+    with Watch(optimizer, history := History(), every=2) as watch:
+        for loss in (1.0, torch.tensor(3.0, requires_grad=True), None, None, math.nan):
+            if loss is not None:
+                watch.add_loss(loss)
+            optimizer.step()
+    first, second, third = [report.loss for report in history]
+    assert first == 2.0 and second is None and third is not None and math.isnan(third)
 
 
 def test_groups_that_share_names_are_told_apart() -> None:

@@ -100,7 +100,7 @@ class History:
         if about != self._written:  # said once, and again when it changes
             self._written = about
             stream.write(json.dumps(about) + "\n")
-        line: dict[str, Any] = {"step": report.step}
+        line: dict[str, Any] = {"step": report.step, "loss": None if report.loss is None else _number(report.loss)}
         for name in FLOATS:
             line[name] = [_number(getattr(record, name)) for record in report.records]
         for name in INTEGERS:
@@ -150,7 +150,8 @@ class _Parameters:
         for (name, shape), *values in zip(self.named, *columns, strict=True):
             figures: dict[str, Any] = dict(zip([*FLOATS, *INTEGERS], values, strict=True))
             records.append(Record(name=name, shape=shape, **figures))
-        return Report(int(line["step"]), tuple(records), self.about)
+        loss = line.get("loss")
+        return Report(int(line["step"]), tuple(records), self.about, None if loss is None else float(loss))
 
 
 def _number(value: float) -> float | str:

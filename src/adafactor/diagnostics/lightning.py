@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from adafactor.diagnostics.loggers import to_callback
@@ -42,6 +43,11 @@ class ReportCallback(Callback):
         if trainer.is_global_zero:
             sinks = self.sinks or tuple(to_callback(logger.log_metrics) for logger in trainer.loggers)
             self._watch = Watch(trainer.optimizers[self.optimizer], *sinks, every=self.every, model=pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Keep the loss of the batch."""
+        if self._watch is not None and isinstance(outputs, Mapping) and "loss" in outputs:
+            self._watch.add_loss(outputs["loss"])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The last report."""

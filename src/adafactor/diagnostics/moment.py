@@ -63,8 +63,8 @@ class Fit:
         return (
             f"{self.name} {self.shape}, {self.estimator}: divergence {self.divergence:.3f} nats over {self.steps} "
             f"steps ({self.noise:.3f} would be noise; coverage {self.coverage:.0%})\n"
-            f"  V/V̂ from {self.smallest_ratio:.2g} to {self.largest_ratio:.2g}, {self.within_two:.0%} of the updates "
-            f"right within a factor of two\n"
+            f"  V is {self.smallest_ratio:.2g} to {self.largest_ratio:.2g} times its estimate, "
+            f"{self.within_two:.0%} of the updates right within a factor of two\n"
             f"  last update against the unfactored one: cosine {self.cosine:.3f}, difference {self.difference:.0%}, "
             f"RMS(U) {self.rms_factored:.2f} against {self.rms_full:.2f}"
         )

@@ -33,7 +33,7 @@ def grouped(parameters: Iterable[Named]) -> dict[str, list[str]]:
 
 
 def shortened(chosen: Iterable[str], among: Iterable[Named], most: int = 6) -> str:
-    """The chosen of a model's parameters as a short list: `wte.weight, h.*.attn.weight (12), h.{3,5–7}.bias (4)`."""
+    """The chosen of a model's parameters as a short list: `wte.weight, h.*.attn.weight (12), h.{3,5-7}.bias (4)`."""
     chosen, parts = set(chosen), []
     kinds, alike = _kinds(among)
     for (star, _), names in kinds.items():
@@ -67,7 +67,7 @@ def select(names: Sequence[str], patterns: str | Iterable[str]) -> list[str]:
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     for wanted in patterns:
         if not any(fnmatchcase(name, wanted) for name in names):
-            some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+            some = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
             raise ValueError(f"no parameter is called {wanted!r}; there are {some}")
     return [name for name in names if any(fnmatchcase(name, wanted) for wanted in patterns)]
 
@@ -93,11 +93,11 @@ def _label(names: list[str], alike: list[str]) -> str:
 
 
 def _ranges(values: list[int]) -> str:
-    """[3, 5, 6, 7] → `3,5–7`."""
+    """[3, 5, 6, 7] → `3,5-7`."""
     runs: list[list[int]] = []
     for value in values:
         if runs and value == runs[-1][-1] + 1:
             runs[-1].append(value)
         else:
             runs.append([value])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

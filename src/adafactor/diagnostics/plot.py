@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from adafactor.diagnostics.naming import common_prefix, grouped
 from adafactor.diagnostics.report import Report
@@ -13,6 +14,7 @@ from adafactor.diagnostics.report import Report
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from numpy.typing import NDArray
 
 
@@ -21,7 +23,7 @@ class Look:
     """How a figure is drawn."""
 
     title: str
-    colours: str
+    colours: str | tuple[str, str]  # the name of a map, or the two ends of one that is transparent in the middle
     low: float | None = None  # None: of the data
     high: float | None = None
     log: bool = True
@@ -29,16 +31,43 @@ class Look:
 
 
 LOOKS = {
-    "rms_update": Look("RMS(U)", "RdBu_r", 1 / 8, 8.0, line=1.0),
+    "rms_update": Look("RMS(U)", ("#2f6fd0", "#d6342c"), 1 / 8, 8.0, line=1.0),
     "clip_rate": Look("share of steps clipped", "magma_r", 0.0, 1.0, log=False),
     "relative_change": Look("relative change a step", "viridis"),
     "step_size": Look("step size αₜ", "viridis"),
     "rms_parameter": Look("RMS(X)", "viridis"),
 }
+# Of every picture in the documentation: no background, and colours that can be seen on white and on black.
+INK, OURS, THEIRS = "#777777", "#3d7fd9", "#9a9a9a"
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "legend.facecolor", "legend.edgecolor"), "none"),
+    "grid.color": INK,
+    "grid.alpha": 0.3,
+}
 ROW = 0.052  # inches
 LABEL = 0.16  # inches that a label needs
 
 
+P = ParamSpec("P")
+
+
+def styled(drawing: Callable[P, None]) -> Callable[P, None]:
+    """Let a function draw its picture for light and dark pages."""
+
+    @wraps(drawing)
+    def draw(*args: P.args, **keywords: P.kwargs) -> None:
+        try:
+            from matplotlib import rc_context
+        except ImportError as missing:
+            raise ImportError("the plot needs matplotlib: `pip install matplotlib` brings it") from missing
+        with rc_context(STYLE):
+            drawing(*args, **keywords)
+
+    return draw
+
+
+@styled
 def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update") -> None:
     """Draw a figure of all reports to a file.
 
@@ -49,10 +78,7 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
         raise ValueError(f"figure={figure!r} must be one of {', '.join(map(repr, LOOKS))}")
     if not reports:
         raise ValueError("there is nothing to draw: the history has no report")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise ImportError("the plot needs matplotlib: `pip install matplotlib` brings it") from missing
+    from matplotlib.figure import Figure
 
     named = [(record.name, record.shape) for record in reports[-1].records]
     kinds = grouped(named)
@@ -98,14 +124,14 @@ def _lines(axes: Axes, steps: list[int], values: NDArray[np.float64], look: Look
     if known:
         at = [t for t, _ in known]
         lowest, low, middle, high, highest = np.array([quantiles for _, quantiles in known]).T
-        axes.fill_between(at, low, high, color="0.8", label="nine of ten")
+        axes.fill_between(at, low, high, color=INK, alpha=0.3, lw=0, label="nine of ten")
         axes.plot(at, highest, color="tab:red", lw=1, label="highest")
         axes.plot(at, lowest, color="tab:blue", lw=1, label="lowest")
-        axes.plot(at, middle, color="black", lw=1.4, label="median")
+        axes.plot(at, middle, color=INK, lw=1.8, label="median")
     if look.log:
         _log_ticks(axes)
     if look.line is not None:
-        axes.axhline(look.line, color="0.4", lw=0.8, ls=":")
+        axes.axhline(look.line, color=INK, lw=0.8, ls=":")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=7, frameon=False)
     axes.tick_params(labelsize=8)
 
@@ -131,7 +157,6 @@ def _map(
 ) -> None:
     """One strip for each kind of layer, in it a row for each layer, the first on top."""
     import numpy as np
-    from matplotlib import colormaps
 
     prefix = common_prefix(name for kind in kinds.values() for name in kind)
     edges, ticks, labels = [0.0], [], []
@@ -140,8 +165,8 @@ def _map(
         edges += list(top + heights[label] * np.arange(1, len(kind) + 1) / len(kind))
         ticks.append((top + edges[-1]) / 2)
         labels.append(label.removeprefix(prefix) + (f"  ×{len(kind)}" if len(kind) > 1 else ""))
-        axes.axhline(edges[-1], color="white", lw=1.2)
-    colours = colormaps[look.colours].with_extremes(bad="0.85")
+        axes.axhline(edges[-1], color=INK, lw=1.2)
+    colours = _colours(look).with_extremes(bad=(0.5, 0.5, 0.5, 0.3))
     mesh = axes.pcolormesh(_between(steps), edges, values, cmap=colours, norm=_norm(values, look), rasterized=True)
     axes.set_yticks(ticks, labels, fontsize=7)
     axes.tick_params(axis="y", length=0)
@@ -154,6 +179,17 @@ def _map(
         marks = [2.0**power for power in range(-3, 4)]
         bar.set_ticks(marks, labels=[f"{mark:g}" for mark in marks])
         bar.ax.minorticks_off()
+
+
+def _colours(look: Look) -> Colormap:
+    from matplotlib import colormaps
+    from matplotlib.colors import LinearSegmentedColormap
+
+    if isinstance(look.colours, str):
+        return colormaps[look.colours]
+    low, high = look.colours
+    nodes = [(0.0, low), (0.5, f"{low}00"), (0.5, f"{high}00"), (1.0, high)]
+    return LinearSegmentedColormap.from_list(look.title, nodes)
 
 
 def _norm(values: NDArray[np.float64], look: Look) -> Any:

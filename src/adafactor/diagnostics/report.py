@@ -38,19 +38,22 @@ class Report:
         step: t, the number of the last step; 0 if it is not known.
         records: what `optimizer.report()` gave.
         about: each parameter's dtype and settings; empty where only the records are known.
+        loss: the mean of the losses since the last report; None if none was given.
     """
 
     step: int
     records: tuple[Record, ...]
     about: Mapping[str, About] = field(default_factory=dict)
+    loss: float | None = None
 
     @classmethod
-    def of(cls, optimizer: object, model: Module | None = None) -> Report:
+    def of(cls, optimizer: object, model: Module | None = None, loss: float | None = None) -> Report:
         """Ask the optimizer, which may be wrapped, now. As with `report()`, clip rates start anew.
 
         Args:
             optimizer: an `Adafactor`, also as Accelerate or Lightning wrap it.
             model: where to take names from, if the optimizer was given parameters without.
+            loss: the mean of the losses since the last report, if it is known.
         """
         optimizer = unwrap(optimizer)
         records, about = [], {}
@@ -58,7 +61,7 @@ class Report:
         for record, (name, p, group) in zip(optimizer.report(), parameters(optimizer, model), strict=True):
             records.append(record if record.name == name else replace(record, name=name))
             about[name] = About(str(p.dtype).removeprefix("torch."), p.requires_grad, settings[id(group)])
-        return cls(last_step(optimizer), tuple(records), about)
+        return cls(last_step(optimizer), tuple(records), about, loss)
 
 
 Sink = Callable[[Report], None]

@@ -64,9 +64,9 @@ class Live:
         from rich.text import Text
 
         findings = diagnose(self._recent)
-        lines = [Text(_headline(f), no_wrap=True, overflow="ellipsis") for f in findings[:4]]
+        lines = [Text(_headline(f), no_wrap=True, overflow="crop") for f in findings[:4]]
         if len(findings) > 4:
-            lines.append(Text(f"… and {len(findings) - 4} more: print(*diagnose(optimizer))"))
+            lines.append(Text(f"... and {len(findings) - 4} more: print(*diagnose(optimizer))"))
         room = self.console.height - AROUND - len(lines) if self.console.is_terminal else 1000
         return Group(table(self._recent[-1], self.console.width, max(room, 3)), *lines)
 
@@ -117,14 +117,14 @@ def table(report: Report, width: int = 80, most: int = 1000) -> Table:
     found = rows(report)
     shown, left = found[:most], len(found) - most
     columns: dict[str, list[str]] = {
-        "": [f"×{len(row.records)}" if len(row.records) > 1 else "" for row in shown],
+        "": [f"x{len(row.records)}" if len(row.records) > 1 else "" for row in shown],
         "RMS(U)": [_span(row.values("rms_update"), _plain) for row in shown],
         "at": [row.farthest for row in shown],
         "clipped": [_span(row.values("clip_rate"), lambda rate: f"{100 * rate:.0f}", "%") for row in shown],
         "change": [_span(row.values("relative_change"), _power) for row in shown],
     }
     if width >= WIDE:
-        columns["αₜ"] = [_span(row.values("step_size"), _power) for row in shown]
+        columns["step size"] = [_span(row.values("step_size"), _power) for row in shown]
         columns["RMS(X)"] = [_span(row.values("rms_parameter"), _power) for row in shown]
     if any(record.skipped for record in report.records):
         columns["skipped"] = [_span(row.values("skipped"), lambda count: f"{count:.0f}") for row in shown]
@@ -140,7 +140,7 @@ def table(report: Report, width: int = 80, most: int = 1000) -> Table:
         cells = [Text(cells[i], style=styles.get(column, "")) for column, cells in columns.items()]
         made.add_row(Text(_middle_cut(row.label.removeprefix(prefix), room)), *cells)
     if left > 0:
-        made.add_row(Text(f"… and {left} more kinds", style="dim"))
+        made.add_row(Text(f"+ {left} more kinds", style="dim"))
     return made
 
 
@@ -162,15 +162,15 @@ def summary(report: Report) -> str:
 
 
 def _headline(finding: Finding) -> str:
-    return f"{'!' if finding.severity == 'warning' else '·'} {finding.kind}: {finding.where}"
+    return f"{'!' if finding.severity == 'warning' else '-'} {finding.kind}: {finding.where}"
 
 
 def _span(values: list[float], form: Callable[[float], str], unit: str = "") -> str:
-    """`0.81–1.32`, or one number where both would look the same."""
+    """`0.81/1.32`, or one number where both would look the same."""
     if not values:
-        return "–"
+        return "-"
     low, high = form(min(values)), form(max(values))
-    return (low if low == high else f"{low}–{high}") + unit
+    return (low if low == high else f"{low}/{high}") + unit
 
 
 def _plain(value: float) -> str:
@@ -194,7 +194,7 @@ def _middle_cut(text: str, room: int) -> str:
     room = max(room, 12)
     if len(text) <= room:
         return text
-    return f"{text[: room // 3]}…{text[-(room - room // 3 - 1) :]}"
+    return f"{text[: room // 3]}...{text[-(room - room // 3 - 3) :]}"
 
 
 def _console() -> Console:

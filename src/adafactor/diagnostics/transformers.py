@@ -34,6 +34,11 @@ class ReportCallback(TrainerCallback):
         if state.is_world_process_zero:
             self._watch = Watch(optimizer, *self.sinks, every=self.every, model=model)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Keep the loss that the `Trainer` logs."""
+        if self._watch is not None and "loss" in (logs or {}):
+            self._watch.add_loss(float(logs["loss"]))
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The last report."""
         self._close()

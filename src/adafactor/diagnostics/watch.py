@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from types import TracebackType
 
+from torch import Tensor
 from torch.nn import Module
 
 from adafactor.diagnostics.report import Report, Sink, unwrap
@@ -21,8 +23,10 @@ class Watch:
         model: where to take names from, if the optimizer was given parameters without.
 
     Examples:
-        >>> with Watch(optimizer, history, Live(), every=50):
-        ...     train()
+        >>> with Watch(optimizer, history, Live(), every=50) as watch:
+        ...     for batch in data:
+        ...         loss = train(batch)
+        ...         watch.add_loss(loss)  # if `diagnose` is to know it
     """
 
     def __init__(self, optimizer: object, *sinks: Sink, every: int = 100, model: Module | None = None) -> None:
@@ -31,6 +35,7 @@ class Watch:
         self.sinks = check_sinks(sinks)
         self.every = check_every(every)
         self._since = 0
+        self._losses: list[float | Tensor] = []
         self._hook = self.optimizer.register_step_post_hook(lambda *_: self.stepped())
 
     def stepped(self) -> None:
@@ -39,10 +44,15 @@ class Watch:
         if self._since >= self.every:
             self.report()
 
+    def add_loss(self, loss: float | Tensor) -> None:
+        """Let the next report have this loss, or the mean of several; a tensor is not read before."""
+        self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+
     def report(self) -> Report:
         """Take a report now."""
-        self._since = 0
-        report = Report.of(self.optimizer, self.model)
+        loss = fmean(map(float, self._losses)) if self._losses else None
+        self._since, self._losses = 0, []
+        report = Report.of(self.optimizer, self.model, loss)
         for sink in self.sinks:
             sink(report)
         return report

@@ -8,7 +8,7 @@ from textwrap import fill
 
 from adafactor.diagnostics.naming import Named, shortened
 from adafactor.diagnostics.report import About, Report
-from adafactor.diagnostics.rules import RULES, Hit, Parameter
+from adafactor.diagnostics.rules import RULES, Hit, Parameter, loss_grows
 from adafactor.record import Record
 
 
@@ -44,18 +44,23 @@ class Finding:
         return "\n".join([first, *("  " + line for line in rest)])
 
 
-def diagnose(source: object) -> list[Finding]:
-    """Tell in words what the reports show; an empty list if all is well.
+def diagnose(source: object, losses: Iterable[float] | None = None) -> list[Finding]:
+    """Tell in words what the reports show; an empty list if nothing is found, which is no promise that all is well.
 
     Args:
         source: the optimizer (of which a report is taken, so that clip rates start anew), a `History` or any other
             series of `Report`, one `Report`, or what `optimizer.report()` gave, once or several times. One report says
             less than several; plain records, which do not know dtypes and settings, less than a `Report`.
+        losses: one a step, or now and then, in order; without them, those that `Watch.add_loss` gave to the reports.
     """
     reports = _reports(source)
     parameters = _parameters(reports)
     named: list[Named] = [(p.name, p.shape) for p in parameters]
+    losses = [report.loss for report in reports if report.loss is not None] if losses is None else losses
     findings = []
+    if hit := loss_grows([float(loss) for loss in losses]):
+        where = "the whole model"
+        findings.append(Finding("loss grows", hit.severity, hit.what, (), where, hit.figure, hit.certainty, hit.change))
     for kind, rule in RULES.items():
         # parameters for which the same is to be done are told together
         told: dict[tuple[str, str, str], list[Hit]] = {}
