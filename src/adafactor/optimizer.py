@@ -298,6 +298,7 @@ class Adafactor(Optimizer):
         staying = set() if known is None else {parameter.p for parameter in known.parameters}
         if only is None:
             self._warn_of_flat_slices()
+            self._follow_groups()
         parameters: list[Parameter] = []
         place = None
         for group, index, number, p, name in self._entries(only):
@@ -378,6 +379,23 @@ class Adafactor(Optimizer):
             if record.skipped:
                 self._warn_of_skipping(record)
         return records
+
+    def state_dict(self) -> StateDict:
+        """As torch's, of the parameters that are in the groups now."""
+        self._follow_groups()
+        return super().state_dict()
+
+    def _follow_groups(self) -> None:
+        """Exchange states without a step where others stand in the groups now: Accelerate's FSDP2 puts them there."""
+        held = {p for group in self.param_groups for p in group["params"]}
+        for p, state in list(self.state.items()):
+            if isinstance(p, Tensor) and p not in held and not state.get("step", 1):
+                del self.state[p]
+        for group, names in zip(self.param_groups, names_of(self.param_groups), strict=True):
+            for p, name in zip(group["params"], names, strict=True):
+                if p.requires_grad and not self.state.get(p):
+                    settings = Settings.of(group)
+                    self._fit_state(p, states.layout_of(p, settings), settings, name)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict()` gave, keeping the statistics' precision.

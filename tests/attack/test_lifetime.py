@@ -59,6 +59,21 @@ def test_a_replaced_parameter_is_gone_after_the_next_step(keep_state: bool, othe
         step(optimizer, seed)
 
 
+@pytest.mark.parametrize("use", [Adafactor.state_dict, step], ids=["state_dict", "step"])
+def test_what_stands_in_the_groups_has_the_state_although_it_came_after_the_optimizer(
+    use: Callable[[Adafactor], object],
+) -> None:
+    """Accelerate shards a model by FSDP2 after the optimizer is made, and puts the shards into its groups."""
+    optimizer = Adafactor([nn.Parameter(random(SHAPE, 0)), nn.Parameter(random((7,), 1))], backend="eager")
+    group = optimizer.param_groups[0]
+    old = [weakref.ref(p) for p in group["params"]]
+    group["params"] = [nn.Parameter(p.detach().clone()) for p in group["params"]]
+    use(optimizer)
+    assert [p() for p in old] == [None, None]
+    saved = optimizer.state_dict()["state"]
+    assert [sorted(saved[key]) for key in (0, 1)] == [["col", "row", "step"], ["full", "step"]] and len(saved) == 2
+
+
 def test_a_replaced_parameter_is_gone_although_a_report_has_been_made(any_backend: str) -> None:
     optimizer = Adafactor([nn.Parameter(random(SHAPE, 0)), nn.Parameter(random((7,), 1))], backend=any_backend)
     for seed in range(4):
