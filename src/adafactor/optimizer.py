@@ -383,15 +383,18 @@ class Adafactor(Optimizer):
         Torch's own loading casts every statistic to the parameter's dtype, which ruins float32 statistics of
         bfloat16 parameters. Shapes, and names where both sides have them, must match.
         """
-        found: StateDict = {}
+        loaded: checkpoint.Loaded = {}
 
-        def check(_: Optimizer, given: StateDict) -> None:
-            checkpoint.check(given, self.param_groups)
-            found.update(given)
+        def read(_: Optimizer, given: StateDict) -> None:
+            loaded.update(checkpoint.read(given, self.param_groups, self.defaults))
+
+        def take(_: Optimizer) -> None:
+            for p, (state, *made_for) in loaded.items():
+                self.state[p], self._made_for[p] = state, tuple(made_for)
 
         # registered here, the first runs after all other hooks on the way in, the second before all on the way out
-        before = self.register_load_state_dict_pre_hook(check)
-        after = self.register_load_state_dict_post_hook(lambda _: self._restore(found), prepend=True)
+        before = self.register_load_state_dict_pre_hook(read)
+        after = self.register_load_state_dict_post_hook(take, prepend=True)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -428,18 +431,6 @@ class Adafactor(Optimizer):
                 f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
                 "are as they were; report() counts such steps. (Shown once)"
             )
-
-    def _restore(self, loaded: StateDict) -> None:
-        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
-            settings = Settings.of(group)
-            for p, key in zip(group["params"], saved["params"], strict=True):
-                values = loaded["state"].get(key)
-                if not values and not p.requires_grad:
-                    continue
-                shapes = states.layout_of(p, settings)
-                self.state[p] = states.new_state(p, shapes, settings)
-                self._made_for[p] = shapes, settings.momentum_of
-                checkpoint.fill(self.state[p], values or {})
 
 
 def _warn_of_momentum() -> None:
