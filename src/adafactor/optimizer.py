@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any, overload
+from functools import wraps
+from typing import Any, ParamSpec, overload
 
 import torch
 from torch import Tensor
@@ -17,11 +18,30 @@ from adafactor.bucket import Bucket, Parameter
 from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.scaling import Scaling
-from adafactor.settings import CheckedGroups, Settings, from_text, rename_momentum
+from adafactor.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.sharding import Ranks, Shard
 from adafactor.signals import held_back
 from adafactor.step import step
 from adafactor.warn import warn
+
+P = ParamSpec("P")
+
+
+def _as_given(init: Callable[P, None]) -> Callable[P, None]:
+    """Look at the keywords that are written, before there are defaults: other optimizers' and a missing `relative`."""
+
+    @wraps(init)
+    def checked(*args: P.args, **keywords: P.kwargs) -> None:
+        for name in keywords.keys() & FOREIGN.keys():
+            raise TypeError(
+                f"Adafactor has no keyword {name!r}; here it is {FOREIGN[name]}. "
+                "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor"
+            )
+        init(*args, **keywords)
+        if "relative" not in keywords and isinstance(args[0], Adafactor):
+            args[0]._warn_of_small_lr()
+
+    return checked
 
 
 class Adafactor(Optimizer):
@@ -39,10 +59,14 @@ class Adafactor(Optimizer):
 
     A value that a command line or a YAML file has left as text, such as `"1e-3"` or `"False"`, is read as what it says.
 
+    `state_dict()` holds the tensors of the state themselves, which later steps change, as torch's optimizers do after
+    their first step; here also before it, since the state is there from the start. `copy.deepcopy` makes a snapshot.
+
     Args:
         params: parameters, `model.named_parameters()`, or a list of groups.
-        lr: the bound of the step size; a number that schedulers and loggers can read and set, or a tensor of one
-            element, which is read at every step.
+        lr: the bound of the step size, by default as a share of each weight's size (`relative`); a number that
+            schedulers and loggers can read and set, or a tensor of one element, which is read at every step. A share
+            below 0.001 is more likely an lr of AdamW's: there is a warning, unless `relative=True` is written.
         lr_decay: `"rsqrt"` for ρₜ = min(lr, 1/√t); None for ρₜ = lr.
         relative: scale the step by max(ε₂, RMS(X)) (§8); False for absolute steps, αₜ = ρₜ.
         factored: the second-moment estimate of matrices: `"outer"` (§3), `"row"`, `"column"` (§3.2), or False
@@ -86,6 +110,7 @@ class Adafactor(Optimizer):
         'weight'
     """
 
+    @_as_given
     def __init__(
         self,
         params: ParamsT,
@@ -113,9 +138,11 @@ class Adafactor(Optimizer):
         differentiable: bool = False,
         backend: str = "auto",
     ):
-        if differentiable:
+        if read_text(differentiable):
             raise ValueError(f"differentiable={differentiable!r} must be False: a step cannot be differentiated")
         if momentum is not None:
+            if not isinstance(read_text(momentum), str):
+                raise TypeError(f"momentum={momentum!r} is called beta1 here: beta1={momentum!r}")
             _warn_of_momentum()
             momentum_of = momentum
         defaults: dict[str, Any] = {
@@ -416,6 +443,17 @@ class Adafactor(Optimizer):
                     "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
                     "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
                 )
+
+    def _warn_of_small_lr(self) -> None:
+        """AdamW's users bring its learning rate; the largest of the groups counts, as lower layers may have less."""
+        lrs = [group["lr"] for group in self.param_groups if group["relative"]]
+        if lrs and not any(isinstance(lr, Tensor) for lr in lrs) and 0 < (lr := max(lrs)) < SMALL_LR:
+            warn(
+                f"lr={lr:g} is a share of each weight's size here, and a very small one. If it is a learning rate of "
+                f"AdamW's, write Adafactor(params, lr={lr:g}, relative=False, lr_decay=None); if the share is meant, "
+                "write relative=True, which silences this",
+                UserWarning,
+            )
 
     def _warn_of_fallback(self, bucket: Bucket) -> None:
         if bucket.fallback is not None and not self._fell_back:

@@ -85,13 +85,13 @@ def test_factors_that_cannot_fit_are_told_apart_from_old_ones() -> None:
         upper, lower = F.linear(x[:, :8], layer.weight[:8, :8]), F.linear(x[:, 8:], layer.weight[8:, 8:])
         return ((torch.cat([upper, lower], 1) - x) * scale).square().mean()
 
-    with FullMoment(optimizer := Adafactor(layer.named_parameters(), clip=None, lr=1e-4), "*") as moment:
+    with FullMoment(optimizer := Adafactor(layer.named_parameters(), clip=None, lr=1e-4, relative=True), "*") as moment:
         history = run(optimizer, loss, steps=20)
     found = diagnose(history)
     assert kinds(found) == {"poor fit"} and found[0].certainty == "certain" and "factored=False" in found[0].change
     (fit,) = moment.compare()
     assert fit.largest_ratio > 1e3 and fit.rms_factored > 10 * fit.rms_full
-    whole = Adafactor(layer.named_parameters(), clip=None, factored=False, lr=1e-4)
+    whole = Adafactor(layer.named_parameters(), clip=None, factored=False, lr=1e-4, relative=True)
     assert diagnose(run(whole, loss, steps=20)) == []
 
 
