@@ -1,9 +1,9 @@
-"""Loading a state dict: what it holds is checked before any of it is taken, and keeps its precision."""
+"""Loading a state dict: all of it is checked and copied before anything changes, and keeps its precision."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -17,35 +17,58 @@ from adafactor.layout import Layout
 from adafactor.record import names_of
 from adafactor.settings import Settings, rename_momentum
 
+Loaded = dict[Tensor, tuple[states.State, Layout, str]]  # states, with the layout and `momentum_of` that each is for
 
-def check(state_dict: StateDict, groups: list[dict[str, Any]]) -> None:
-    """Refuse a state dict that does not fit an optimizer of these groups, and say where it does not."""
+
+def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Loaded:
+    """Make new states of a state dict, or say where it does not fit an optimizer of these groups and defaults."""
     saved_groups = state_dict["param_groups"]
     if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
-        return  # torch says so itself
+        return {}  # torch says so itself
+    _refuse_foreign(state_dict["state"].values())
+    for saved in saved_groups:
+        if len(names := saved.get("param_names", saved["params"])) != len(saved["params"]):
+            raise ValueError(f"the state dict has {len(names)} names for {len(saved['params'])} parameters of a group")
     if all("param_names" in group for group in [*groups, *saved_groups]):
         ours, theirs = ([name for group in g for name in group["param_names"]] for g in (groups, saved_groups))
         # the same names in another order are a mistake; other names may be a wrapper's, with a prefix
         if ours != theirs and sorted(ours) == sorted(theirs):
             name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
             raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
-    entries = dict(state_dict["state"])
+    entries, loaded = dict(state_dict["state"]), Loaded()
     for group, saved, names in zip(groups, saved_groups, names_of(groups), strict=True):
         rename_momentum(saved)
         try:
-            settings = Settings.of({**group, **saved})
+            settings = Settings.of({**group, **defaults, **saved})
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):
-            if state := entries.pop(key, None):
-                _check_entry(state, states.layout_of(p, settings), name)
+            values, shapes = entries.pop(key, None), states.layout_of(p, settings)
+            if values:
+                _check_entry(values, shapes, name)
+            elif not p.requires_grad:
+                continue
+            loaded[p] = states.new_state(p, shapes, settings), shapes, settings.momentum_of
+            _fill(loaded[p][0], values or {})
     if entries:
         key = next(iter(entries))
         hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
         raise ValueError(f"the state dict has a state {key!r} that belongs to none of its parameters{hint}")
+    return loaded
 
 
-def fill(state: states.State, values: Mapping[str, Any]) -> None:
+def _refuse_foreign(entries: Iterable[Any]) -> None:
+    """Name the cure for a state dict of another optimizer."""
+    for values in entries:
+        foreign = set(values) - {"step", "momentum", "compensation"}
+        if foreign and not foreign & {"row", "col", "full"}:
+            raise ValueError(
+                f"the state dict is of another optimizer: it has {', '.join(map(repr, sorted(foreign)))}. "
+                "adafactor.migrate converts it, and so does `adafactor migrate` on the command line"
+            )
+
+
+def _fill(state: states.State, values: Mapping[str, Any]) -> None:
     """Copy what a state dict has for one parameter into its new state, and what users put beside it."""
     for key, value in values.items():
         if key in state:

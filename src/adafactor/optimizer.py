@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any, overload
+from functools import wraps
+from typing import Any, ParamSpec, overload
 
 import torch
 from torch import Tensor
@@ -17,11 +18,30 @@ from adafactor.bucket import Bucket, Parameter
 from adafactor.layout import Layout
 from adafactor.record import Record, Trace, names_of
 from adafactor.scaling import Scaling
-from adafactor.settings import CheckedGroups, Settings, from_text, rename_momentum
+from adafactor.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.sharding import Agreement, Ranks, Shard
 from adafactor.signals import held_back
 from adafactor.step import step
 from adafactor.warn import warn
+
+P = ParamSpec("P")
+
+
+def _as_given(init: Callable[P, None]) -> Callable[P, None]:
+    """Look at the keywords that are written, before there are defaults: other optimizers' and a missing `relative`."""
+
+    @wraps(init)
+    def checked(*args: P.args, **keywords: P.kwargs) -> None:
+        for name in keywords.keys() & FOREIGN.keys():
+            raise TypeError(
+                f"Adafactor has no keyword {name!r}; here it is {FOREIGN[name]}. "
+                "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor"
+            )
+        init(*args, **keywords)
+        if "relative" not in keywords and isinstance(args[0], Adafactor):
+            args[0]._warn_of_small_lr()
+
+    return checked
 
 
 class Adafactor(Optimizer):
@@ -39,10 +59,14 @@ class Adafactor(Optimizer):
 
     A value that a command line or a YAML file has left as text, such as `"1e-3"` or `"False"`, is read as what it says.
 
+    `state_dict()` holds the tensors of the state themselves, which later steps change, as torch's optimizers do after
+    their first step; here also before it, since the state is there from the start. `copy.deepcopy` makes a snapshot.
+
     Args:
         params: parameters, `model.named_parameters()`, or a list of groups.
-        lr: the bound of the step size; a number that schedulers and loggers can read and set, or a tensor of one
-            element, which is read at every step.
+        lr: the bound of the step size, by default as a share of each weight's size (`relative`); a number that
+            schedulers and loggers can read and set, or a tensor of one element, which is read at every step. A share
+            below 0.001 is more likely an lr of AdamW's: there is a warning, unless `relative=True` is written.
         lr_decay: `"rsqrt"` for ρₜ = min(lr, 1/√t); None for ρₜ = lr.
         relative: scale the step by max(ε₂, RMS(X)) (§8); False for absolute steps, αₜ = ρₜ.
         factored: the second-moment estimate of matrices: `"outer"` (§3), `"row"`, `"column"` (§3.2), or False
@@ -86,6 +110,7 @@ class Adafactor(Optimizer):
         'weight'
     """
 
+    @_as_given
     def __init__(
         self,
         params: ParamsT,
@@ -113,9 +138,11 @@ class Adafactor(Optimizer):
         differentiable: bool = False,
         backend: str = "auto",
     ):
-        if differentiable:
+        if read_text(differentiable):
             raise ValueError(f"differentiable={differentiable!r} must be False: a step cannot be differentiated")
         if momentum is not None:
+            if not isinstance(read_text(momentum), str):
+                raise TypeError(f"momentum={momentum!r} is called beta1 here: beta1={momentum!r}")
             _warn_of_momentum()
             momentum_of = momentum
         defaults: dict[str, Any] = {
@@ -403,15 +430,18 @@ class Adafactor(Optimizer):
         Torch's own loading casts every statistic to the parameter's dtype, which ruins float32 statistics of
         bfloat16 parameters. Shapes, and names where both sides have them, must match.
         """
-        found: StateDict = {}
+        loaded: checkpoint.Loaded = {}
 
-        def check(_: Optimizer, given: StateDict) -> None:
-            checkpoint.check(given, self.param_groups)
-            found.update(given)
+        def read(_: Optimizer, given: StateDict) -> None:
+            loaded.update(checkpoint.read(given, self.param_groups, self.defaults))
+
+        def take(_: Optimizer) -> None:
+            for p, (state, *made_for) in loaded.items():
+                self.state[p], self._made_for[p] = state, tuple(made_for)
 
         # registered here, the first runs after all other hooks on the way in, the second before all on the way out
-        before = self.register_load_state_dict_pre_hook(check)
-        after = self.register_load_state_dict_post_hook(lambda _: self._restore(found), prepend=True)
+        before = self.register_load_state_dict_pre_hook(read)
+        after = self.register_load_state_dict_post_hook(take, prepend=True)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -434,6 +464,17 @@ class Adafactor(Optimizer):
                     "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
                 )
 
+    def _warn_of_small_lr(self) -> None:
+        """AdamW's users bring its learning rate; the largest of the groups counts, as lower layers may have less."""
+        lrs = [group["lr"] for group in self.param_groups if group["relative"]]
+        if lrs and not any(isinstance(lr, Tensor) for lr in lrs) and 0 < (lr := max(lrs)) < SMALL_LR:
+            warn(
+                f"lr={lr:g} is a share of each weight's size here, and a very small one. If it is a learning rate of "
+                f"AdamW's, write Adafactor(params, lr={lr:g}, relative=False, lr_decay=None); if the share is meant, "
+                "write relative=True, which silences this",
+                UserWarning,
+            )
+
     def _warn_of_fallback(self, bucket: Bucket) -> None:
         if bucket.fallback is not None and not self._fell_back:
             self._fell_back = True
@@ -448,18 +489,6 @@ class Adafactor(Optimizer):
                 f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
                 "are as they were; report() counts such steps. (Shown once)"
             )
-
-    def _restore(self, loaded: StateDict) -> None:
-        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
-            settings = Settings.of(group)
-            for p, key in zip(group["params"], saved["params"], strict=True):
-                values = loaded["state"].get(key)
-                if not values and not p.requires_grad:
-                    continue
-                shapes = states.layout_of(p, settings)
-                self.state[p] = states.new_state(p, shapes, settings)
-                self._made_for[p] = shapes, settings.momentum_of
-                checkpoint.fill(self.state[p], values or {})
 
 
 def _warn_of_momentum() -> None:

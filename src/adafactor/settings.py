@@ -19,6 +19,20 @@ from adafactor.equations import Scalar
 RATES = ("lr", "lr_decay", "beta2", "decay_rate", "weight_decay")  # that a schedule may write to
 SMALLEST_EPS1 = 1.1754944e-38  # the smallest normal float32: below it, a row of zeros would divide by zero
 
+SMALL_LR = 1e-3  # a share of a weight's size: T5 is fine-tuned with 0.001 of it; less is what AdamW's users write
+FOREIGN = {  # what transformers, torch, timm and AdamW call things, and what to write here
+    "scale_parameter": "relative",
+    "relative_step": 'lr_decay, "rsqrt" or None',
+    "warmup_init": "adafactor.schedules.warmup",
+    "clip_threshold": "clip",
+    "d": "clip",
+    "beta2_decay": "decay_rate, without the minus",
+    "eps_scale": "eps[1]",
+    "betas": "beta1 and beta2",
+    "min_dim_size_to_factor": "factored=False, in a group of the small ones",
+    "amsgrad": "nothing: there is no such variant",
+}
+
 
 class Rates(NamedTuple):
     """The numbers of a step that depend on t alone."""
@@ -123,12 +137,13 @@ def from_text(group: Mapping[str, Any]) -> dict[str, Any]:
 
     YAML reads 1e-3 as a word, because it has no point; some command lines hand on every value as text.
     """
-    return {field.name: _from_text(group[field.name]) for field in fields(Settings) if field.name in group}
+    return {field.name: read_text(group[field.name]) for field in fields(Settings) if field.name in group}
 
 
-def _from_text(value: Any) -> Any:
+def read_text(value: Any) -> Any:
+    """Return the number, pair, True, False or None that a text says; anything else, also a word, as it is."""
     if type(value) in (list, tuple):
-        return type(value)(map(_from_text, value))
+        return type(value)(map(read_text, value))
     if not isinstance(value, str):
         return value
     try:

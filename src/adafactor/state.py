@@ -121,6 +121,7 @@ def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
         return None
     if not hasattr(state[key], "shape"):
         raise ValueError(f"the state {key!r} of {name} is a {type(state[key]).__name__}; it must be a tensor")
-    if isinstance(state[key], Tensor) and not state[key].is_floating_point():
-        raise ValueError(f"the state {key!r} of {name} has dtype {state[key].dtype}; it must be floating-point")
+    if isinstance(state[key], Tensor) and not (state[key].is_floating_point() and state[key].layout == torch.strided):
+        kind = f"{state[key].dtype} and {state[key].layout}"
+        raise ValueError(f"the state {key!r} of {name} is {kind}; it must be floating-point and dense")
     return tuple(state[key].shape)

@@ -33,9 +33,9 @@ class Tally:
 class Rig:
     """Steps, and compares after each."""
 
-    def __init__(self, backend: str, dtype: torch.dtype, **keywords: Any):
+    def __init__(self, backend: str):
         """Without parameters; `grow` brings them."""
-        self.backend, self.dtype, self.keywords = backend, dtype, keywords
+        self.backend = backend
         self.model = nn.Module()
         self.optimizer: Any = None
         self.kept: dict[str, Values] = {}
@@ -69,7 +69,7 @@ class Rig:
             made.append(name)
         group = {"params": [self.params[name] for name in made], **keywords}
         if self.optimizer is None:
-            self.optimizer = Adafactor([group], backend=self.backend, **self.keywords)
+            self.optimizer = Adafactor([group], backend=self.backend)
         else:
             self.optimizer.add_param_group(group)
         for name in made:
@@ -105,9 +105,10 @@ class Rig:
         before = {name: reference.exact(p) for name, p in self.params.items()}
         grads = {name: (p.grad, reference.exact(p.grad)) for name, p in self.params.items() if p.grad is not None}
         expected = {name: Outcome(x, self.kept[name], taken=False) for name, x in before.items()}
+        dtypes = {name: p.dtype for name, p in self.params.items()}
         for name, (_, g) in grads.items():
-            expected[name] = reference.outcome(self.group_of(name), self.dtype, before[name], g, self.kept[name])
-        bad = {name for name, (_, g) in grads.items() if not reference.is_good(g, self.dtype)}
+            expected[name] = reference.outcome(self.group_of(name), dtypes[name], before[name], g, self.kept[name])
+        bad = {name for name, (_, g) in grads.items() if not reference.is_good(g, dtypes[name])}
         refused = any(self.group_of(name)["on_nonfinite"] == "raise" for name in bad)
         clones, newborn = self.newborn()
 
@@ -142,7 +143,7 @@ class Rig:
                 assert same(a, b), f"{key} of {name} has other bits than that of a newborn optimizer"
             elif expected.finite:
                 limit = REPAIRED * expected.length if key == "X" else REPAIRED * float(b.abs().max())
-                limit += 4 * torch.finfo(self.dtype).eps * float(b.abs().max())
+                limit += 4 * torch.finfo(p.dtype).eps * float(b.abs().max())
                 assert float((a - b).abs().max()) <= limit, f"{key} of {name} is not that of a newborn optimizer"
 
     def _compare_with_reference(self, name: str, p: Tensor, expected: Outcome) -> None:
@@ -152,12 +153,12 @@ class Rig:
             return
         if not expected.taken:
             assert same(x, expected.x), f"{name} changed although no step was to be taken"
-        limit = reference.allowed(expected, self.dtype, tolerance=TOLERANCE[self.dtype])
+        limit = reference.allowed(expected, p.dtype, tolerance=TOLERANCE[p.dtype])
         far = np.abs(x - expected.x)
         assert bool((far <= limit).all()), (
             f"{name} is off by {far.max():.3g}, {far.max() / (expected.length or np.inf):.2g} of the step's length"
         )
-        problem = reference.state_problem(expected, state, self.dtype, TOLERANCE[self.dtype])
+        problem = reference.state_problem(expected, state, p.dtype, TOLERANCE[p.dtype])
         assert not problem, f"{name}: {problem}"
         self.kept[name] = expected.state
 

@@ -206,7 +206,7 @@ def test_what_kahan_kept_of_a_weight_is_not_added_to_another_that_takes_its_plac
     dtype: torch.dtype, edit: str, backend: str
 ) -> None:
     p = nn.Parameter(torch.full((16, 12), 1.0, dtype=dtype))
-    optimizer = Adafactor([p], rounding="kahan", lr=1e-4, lr_decay=None, backend=backend)
+    optimizer = Adafactor([p], rounding="kahan", lr=1e-4, lr_decay=None, relative=True, backend=backend)
     for i in range(3):  # each below half a unit in the last place, so that the remainder holds it
         p.grad = random((16, 12), i, dtype).abs()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Three steps of everything: shapes × memory × dtypes × keywords × magnitudes × threads, each against the oracle.
+"""Three steps of everything: shapes × memory × dtypes × keywords × groups × magnitudes × threads, against the oracle.
 
 A case is a function of its number alone: `python -m tests.attack.test_fuzz 1234` runs one again and says what is wrong.
 """
@@ -59,14 +59,18 @@ class Case:
 
     number: int
     threads: int
-    keywords: dict[str, Any]
+    groups: list[dict[str, Any]]  # keywords
     params: list[Tensor]
+    members: list[int] = field(default_factory=list)  # the group of each parameter
     grads: list[list[Tensor | None]] = field(default_factory=list)  # of each step
 
     def __str__(self) -> str:
         """In one line."""
-        told = [f"{str(p.dtype)[6:]}{tuple(p.shape)}/{p.stride()}" for p in self.params]
-        return f"case {self.number}: {self.threads} threads, {', '.join(told)}, {self.keywords}"
+        told = [
+            f"{str(p.dtype)[6:]}{tuple(p.shape)}/{p.stride()} in group {group}"
+            for p, group in zip(self.params, self.members, strict=True)
+        ]
+        return f"case {self.number}: {self.threads} threads, {', '.join(told)}, {self.groups}"
 
 
 def pick(random: np.random.Generator, choices: list[Any]) -> Any:
@@ -138,10 +142,15 @@ def make_gradient(random: np.random.Generator, p: Tensor, mixed: bool) -> Tensor
 
 def make_case(number: int) -> Case:
     random = np.random.default_rng(number)
-    keywords = {name: pick(random, choices) for name, choices in KEYWORDS.items() if random.random() < 0.6}
-    case = Case(number, int(pick(random, [1, 2, 4])), keywords, [])
-    for _ in range(int(pick(random, [1, 1, 2, 4]))):
-        dtype = pick(random, DTYPES)
+    groups = [
+        {name: pick(random, choices) for name, choices in KEYWORDS.items() if random.random() < 0.6}
+        for _ in range(int(pick(random, [1, 2, 3])))
+    ]
+    case, usual = Case(number, int(pick(random, [1, 2, 4])), groups, []), pick(random, DTYPES)
+    for group in range(len(groups)):
+        case.members += [group] * int(pick(random, [1, 1, 2, 4]))
+    for _ in case.members:  # half of them of one dtype, so that groups meet in one work
+        dtype = pick(random, [usual, pick(random, DTYPES)])
         value = filled(random, make_shape(random), dtype, X_RANGE.get(dtype, X_USUAL))
         case.params.append(laid_out(random, value))
     mixed = number >= LONG and hasattr(Tensor, "grad_dtype")
@@ -159,11 +168,14 @@ def copied(t: Tensor) -> Tensor:
 def problem(case: Case, backend: str) -> str:
     """What is wrong with a case on a backend; nothing if all is right."""
     params = [Parameter(copied(p)) for p in case.params]
-    optimizer = Adafactor(params, **case.keywords, backend=backend)
-    group = optimizer.param_groups[0]
+    made: list[dict[str, Any]] = [{"params": [], **keywords} for keywords in case.groups]
+    for p, member in zip(params, case.members, strict=True):
+        made[member]["params"].append(p)
+    optimizer = Adafactor(made, backend=backend)
+    groups = [optimizer.param_groups[member] for member in case.members]
     for number, grads in enumerate(case.grads, start=1):
-        expected, bad = [], False
-        for p, g in zip(params, grads, strict=True):
+        expected, bad = [], set()
+        for p, g, group in zip(params, grads, groups, strict=True):
             x, state = reference.exact(p), reference.values(optimizer.state[p])
             expected.append(reference.Outcome(x, state, taken=False))
             p.grad = None
@@ -172,10 +184,11 @@ def problem(case: Case, backend: str) -> str:
                     p.grad_dtype = None
                 p.grad, exact = copied(g), reference.exact(g)
                 expected[-1] = reference.outcome(group, p.dtype, x, exact, state)
-                bad = bad or not reference.is_good(exact, p.dtype)
-        if bad and group["on_nonfinite"] == "ignore":
+                if not reference.is_good(exact, p.dtype):
+                    bad.add(group["on_nonfinite"])
+        if "ignore" in bad:
             return ""  # let through as asked; what it leaves is not promised
-        refused = bad and group["on_nonfinite"] == "raise"
+        refused = "raise" in bad
         if refused:
             expected = [
                 reference.Outcome(reference.exact(p), reference.values(optimizer.state[p]), taken=False) for p in params
@@ -192,7 +205,7 @@ def problem(case: Case, backend: str) -> str:
         else:
             if refused:
                 return f"step {number}: a gradient that is not finite was not refused"
-        for i, (p, should) in enumerate(zip(params, expected, strict=True)):
+        for i, (p, should, group) in enumerate(zip(params, expected, groups, strict=True)):
             if wrong_here := difference(group, p, optimizer.state[p], should):
                 return f"step {number}, parameter {i}: {wrong_here}"
     return ""

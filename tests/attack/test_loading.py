@@ -64,6 +64,7 @@ WRONG: dict[str, tuple[str, Callable[[StateDict], None]]] = {
     "full too short": ("full", third("full", torch.ones(5))),
     "full None": ("full", third("full", None)),
     "no full": ("full", without("full", number=2)),
+    "row sparse": ("row", set_to("row", torch.ones(5).to_sparse())),
     "momentum of another shape": ("momentum", set_to("momentum", torch.ones(3, 5))),
     "momentum None": ("momentum", set_to("momentum", None)),
     "no step": ("step", without("step")),
@@ -95,6 +96,56 @@ def test_a_state_that_cannot_be_is_refused_before_anything_changes(wrong: str, b
         for p in group["params"]:
             p.grad = torch.ones_like(p)
     optimizer.step()  # and training goes on
+
+
+@pytest.mark.parametrize("names", [["first"], ["first", "second", "third", "fourth"]], ids=len)
+def test_names_of_another_number_are_refused_before_anything_changes(names: list[str], backend: str) -> None:
+    saved = copy.deepcopy(optimizer_of(backend, 100).state_dict())
+    saved["param_groups"][0]["param_names"] = names
+    optimizer = optimizer_of(backend, 200)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=f"{len(names)} names for 3 parameters"):
+        optimizer.load_state_dict(saved)
+    assert_unchanged(optimizer, before)
+    optimizer.report()
+
+
+class Stubborn:
+    """Cannot be copied."""
+
+    def __deepcopy__(self, _: Any) -> Any:
+        """Never."""
+        raise RuntimeError("cannot be copied")
+
+
+@pytest.mark.parametrize(
+    "what", [("row", torch.ones(5, device="meta")), ("beside", Stubborn())], ids=["no data", "no copy"]
+)
+def test_a_load_that_fails_half_way_changes_nothing(what: tuple[str, Any], backend: str) -> None:
+    saved = copy.deepcopy(optimizer_of(backend, 100).state_dict())
+    saved["state"][1][what[0]] = what[1]
+    optimizer = optimizer_of(backend, 200)
+    before = snapshot(optimizer)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        optimizer.load_state_dict(saved)
+    assert_unchanged(optimizer, before)
+
+
+OTHERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
+    "torch's Adafactor": torch.optim.Adafactor,
+    "AdamW": torch.optim.AdamW,
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_state_of_another_optimizer_is_refused_with_the_cure(other: str, backend: str) -> None:
+    optimizer = optimizer_of(backend, 200)
+    theirs = OTHERS[other](optimizer.param_groups[0]["params"])
+    theirs.step()
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match="of another optimizer.*adafactor.migrate"):
+        optimizer.load_state_dict(theirs.state_dict())
+    assert_unchanged(optimizer, before)
 
 
 def listed(saved: StateDict) -> None:

@@ -27,6 +27,13 @@ SEEDS = st.integers(0, 10**6)
 WHICH = st.integers(0, MOST - 1)
 FACTORS = st.sampled_from([0.5, -1.0, 0.0, 1e-6, 1e6])
 LARGEST = 1e7  # that an edit leaves; exploding adds nine digits, and squares must stay in float32
+Kind = tuple[torch.dtype, str | bool, tuple[float, str]]  # of a group: dtype, `factored`, `beta1` and what it averages
+KINDS = st.tuples(
+    st.sampled_from([torch.float64, torch.float64, torch.float64, torch.float32]),
+    st.sampled_from(["outer", "outer", "outer", "row", "column", False]),
+    st.sampled_from([(0.0, "update"), (0.0, "update"), (0.9, "update"), (0.9, "gradient")]),
+)
+SAME = ("factored", "beta1", MOMENTUM_OF)  # in a group that a parameter may be moved to, with the state that it has
 SETTINGS: dict[str, list[Any]] = {
     "lr": [1e-2, 0.3, 1e-4, 0.0],
     "weight_decay": [0.0, 0.1, 1.0],
@@ -79,19 +86,19 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         seed=SEEDS,
-        dtype=st.sampled_from([torch.float64, torch.float64, torch.float64, torch.float32]),
-        factored=st.sampled_from(["outer", "outer", "outer", "row", "column", False]),
-        momentum=st.sampled_from([(0.0, "update"), (0.0, "update"), (0.9, "update"), (0.9, "gradient")]),
+        kinds=st.lists(KINDS, min_size=1, max_size=2),
         shapes=st.lists(st.sampled_from(SHAPES), min_size=2, max_size=4),
     )
-    def begin(self, seed: int, dtype: torch.dtype, factored: Any, momentum: tuple[float, str], shapes: Any) -> None:
-        self.rig = Rig(self.backend, dtype, factored=factored, beta1=momentum[0], **{MOMENTUM_OF: momentum[1]})
-        self.rig.grow(self.values(seed, shapes[1:]))
-        self.rig.grow(self.values(seed + 1, shapes[:1]), lr=0.1, weight_decay=0.1)
+    def begin(self, seed: int, kinds: list[Kind], shapes: Any) -> None:
+        self.rig = Rig(self.backend)
+        self.grow(seed, kinds[0], shapes[1:])
+        self.grow(seed + 1, kinds[-1], shapes[:1], lr=0.1, weight_decay=0.1)
 
-    def values(self, seed: int, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    def grow(self, seed: int, kind: Kind, shapes: list[tuple[int, ...]], **keywords: Any) -> None:
+        dtype, factored, (beta1, momentum_of) = kind
         random = torch.Generator().manual_seed(seed)
-        return [torch.randn(shape, generator=random, dtype=self.rig.dtype) for shape in shapes]
+        values = [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
+        self.rig.grow(values, factored=factored, beta1=beta1, **{MOMENTUM_OF: momentum_of}, **keywords)
 
     def parameter(self, which: int) -> tuple[str, Parameter]:
         params = list(self.rig.params.items())
@@ -231,7 +238,10 @@ class Machine(RuleBasedStateMachine):
     def move_to_another_group(self, which: int, in_exchange: bool) -> None:
         name, p = self.parameter(which)
         here = self.rig.group_of(name)
-        there = next(group for group in self.rig.groups if group is not here)
+        others = (group for group in self.rig.groups if group is not here)
+        there = next((group for group in others if all(group[key] == here[key] for key in SAME)), None)
+        if there is None:
+            return
         if in_exchange:
             here["params"].append(there["params"].pop())
         if len(here["params"]) > 1:
@@ -244,9 +254,9 @@ class Machine(RuleBasedStateMachine):
         self.rig.groups[which % len(self.rig.groups)][keyword] = choices[value % len(choices)]
 
     @precondition(lambda self: len(self.rig.params) < MOST)
-    @between_steps(seed_of_values=SEEDS, shape=st.sampled_from(SHAPES))
-    def add_a_group(self, seed_of_values: int, shape: tuple[int, ...]) -> None:
-        self.rig.grow(self.values(seed_of_values, [shape]), lr=0.05)
+    @between_steps(seed_of_values=SEEDS, kind=KINDS, shape=st.sampled_from(SHAPES))
+    def add_a_group(self, seed_of_values: int, kind: Kind, shape: tuple[int, ...]) -> None:
+        self.grow(seed_of_values, kind, [shape], lr=0.05)
 
     @between_steps(which=WHICH)
     def freeze_or_thaw(self, which: int) -> None:

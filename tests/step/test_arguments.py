@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
+import re
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 from adafactor import Adafactor
+from adafactor.settings import FOREIGN
 
 WRONG = [
     ("lr", -1.0, ValueError, "at least 0"),
@@ -137,3 +142,54 @@ def test_importing_the_package_imports_torch_and_nothing_else() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "['adafactor']"
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_keyword_of_another_optimizer_is_refused_with_ours_and_the_way_in(name: str) -> None:
+    with pytest.raises(TypeError, match=f"'{name}'.*{re.escape(FOREIGN[name])}.*adafactor.like"):
+        Adafactor([torch.ones(2, 3)], **{name: 1})
+
+
+def test_every_keyword_of_other_adafactors_is_ours_or_has_a_hint() -> None:
+    ours = set(inspect.signature(Adafactor).parameters)
+    assert "relative" in ours and not ours & set(FOREIGN)
+    for other in (torch.optim.Adafactor, torch.optim.AdamW):
+        assert set(inspect.signature(other).parameters) <= ours | set(FOREIGN)
+
+
+@pytest.mark.parametrize("value", [0.9, "0.9", 0])
+def test_a_number_for_momentum_is_refused_with_beta1(value: Any) -> None:
+    with pytest.raises(TypeError, match="beta1"):
+        Adafactor([torch.ones(2, 3)], momentum=value)
+
+
+def test_differentiable_may_be_given_as_text() -> None:
+    Adafactor([torch.ones(2, 3)], differentiable="False")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="differentiable='True'"):
+        Adafactor([torch.ones(2, 3)], differentiable="True")  # type: ignore[arg-type]
+
+
+SMALL: dict[str, tuple[list[float | torch.Tensor], dict[str, Any], bool]] = {
+    "AdamW's": ([3e-4], {}, True),
+    "AdamW's, in all groups": ([3e-4, 1e-5], {}, True),
+    "the default": ([1e-2], {}, False),
+    "of T5": ([1e-3], {}, False),
+    "zero, for a schedule": ([0.0], {}, False),
+    "less in lower layers": ([1e-2, 1e-4], {}, False),
+    "a tensor": ([torch.tensor(3e-4)], {}, False),
+    "meant": ([3e-4], {"relative": True}, False),
+    "absolute": ([3e-4], {"relative": False}, False),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_a_learning_rate_of_adamw_is_told_of_once_with_the_line_to_write(case: str) -> None:
+    lrs, keywords, told = SMALL[case]
+    groups = [{"params": [torch.ones(2, 3)], "lr": lr} for lr in lrs]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        optimizer = Adafactor(groups, **keywords)
+        copy.deepcopy(optimizer).load_state_dict(optimizer.state_dict())
+    assert [(w.category, w.filename) for w in found] == [(UserWarning, __file__)] * told
+    if told:
+        assert "Adafactor(params, lr=0.0003, relative=False, lr_decay=None)" in str(found[0].message)

@@ -174,3 +174,19 @@ def test_the_state_of_another_optimizer_is_refused_by_name() -> None:
     state = {"state": adam.state_dict()["state"], "param_groups": Adafactor([p]).state_dict()["param_groups"]}
     with pytest.raises(ValueError, match="parameter 0 of shape .* needs a state 'row'"):
         Adafactor([p]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [Adafactor, torch.optim.AdamW])
+def test_a_state_dict_holds_the_tensors_themselves(kind: type[torch.optim.Optimizer]) -> None:
+    """As the docstring says: AdamW's from the first step on, ours from the start."""
+    net = model()
+    optimizer = kind(net.parameters())
+    early = optimizer.state_dict()
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    late = copy.deepcopy(saved := optimizer.state_dict())
+    optimizer.step()
+    assert [float(state["step"]) for state in early["state"].values()] == ([2.0] * 4 if kind is Adafactor else [])
+    assert [float(state["step"]) for state in saved["state"].values()] == [2.0] * 4
+    assert [float(state["step"]) for state in late["state"].values()] == [1.0] * 4
