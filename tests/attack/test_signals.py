@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from adafactor import Adafactor
 from tests.attack.helpers import random, run_python
 
+pytestmark = pytest.mark.many_steps
 ROUNDS = 60
 
 
@@ -90,7 +91,6 @@ class Run:
 
 
 @pytest.mark.parametrize("threads_used", [1, 2])
-@pytest.mark.parametrize("backend", ["eager", "cpu"])
 def test_no_tensor_is_left_half_stepped_by_an_interrupt(threads_used: int, backend: str, alarm: Alarm) -> None:
     torch.set_num_threads(threads_used)
     run, undisturbed = Run(backend), Run(backend)

@@ -16,7 +16,8 @@ UNITS = 512  # at most, of a matrix
 PARTIAL_SUMS = 2**23  # at most, in a vector of column sums of all units of a matrix
 NARROW, NARROW_PIECE = 128, (128, 128)  # up to so many columns a piece of the last walk is higher than wide
 PIECE = (32, 512)  # rows and columns of a piece
-SHARE = 64  # pieces that a program of `mend` looks after
+SHARE = 64  # pieces that a program measures
+CHECKED = 4, 16  # pieces of a tensor are checked, at least so many, and one of so many
 
 
 @lru_cache
@@ -50,3 +51,8 @@ def cut(n: int, m: int, itemsize: int, held: int) -> Cut:
     while -(-n // rows) > max(1, min(UNITS, PARTIAL_SUMS // m)):
         rows *= 2
     return Cut(rows, m > held // 2, NARROW_PIECE if m <= NARROW else PIECE)
+
+
+def checked(pieces: int) -> range:
+    """Which of a tensor's pieces are checked before a step relies on ΣX²; if not all, its heaviest one is besides."""
+    return range(0, pieces, max(1, min(CHECKED[1], pieces // CHECKED[0])))
