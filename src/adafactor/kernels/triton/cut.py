@@ -1,6 +1,7 @@
 """How a tensor is cut: a function of its own shape, dtypes and kind of momentum, of nothing else.
 
-So its bits do not depend on the card, nor on which other tensors step beside it.
+So the order of its sums does not depend on which other tensors step beside it. Within a program the compiler chooses
+it: the bits are the same on the same kind of card with the same Triton.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ def root(a):
 
 @triton.jit
 def inverse_root(a):
-    """Compute 1/√a with correct rounding of both operations: the same bits on every card."""
+    """Compute 1/√a with correct rounding of both operations."""
     return divide(1.0, root(a))
 
 
 @triton.jit
 def reciprocal(a):
-    """1/a to a unit in the last place, for a > 0; the same bits on every card.
+    """1/a to a unit in the last place, for a > 0.
 
     A guess from the bits of `a`, good to 5 %, then Newton's steps. A division with correct rounding calls a subroutine:
     the first walk has no registers left for it.
