@@ -261,12 +261,14 @@ def traffic() -> str:
         rows.append([
             model.label,
             f"{model.parameters / 1e6:,.1f} M",
-            *(f"{each.get(name, 0):.2f}" for name in ("first walk", "fold", "last walk")),
+            *(f"{each.get(name, 0):.2f}" for name in ("check", "first walk", "fold", "last walk")),
             f"**{ours.bytes / model.parameters:.2f}**",
             f"{FLOOR[model.dtype]}",
             f"{ADAMW[model.dtype]}",
         ])  # fmt: skip
-    return table(["model", "parameters", "first walk", "fold", "last walk", "in all", "floor", "AdamW, fused"], rows)
+    return table(
+        ["model", "parameters", "check", "first walk", "fold", "last walk", "in all", "floor", "AdamW, fused"], rows
+    )
 
 
 def details() -> str:

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests import inside
 
-@pytest.fixture(params=["eager", "cpu"])
+
+@pytest.fixture(params=inside.HERE)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Both kernels, by name."""
+    """Each of them, by name."""
     return str(request.param)
 
 
-@pytest.fixture(params=["eager", "cpu", "auto"])
+@pytest.fixture(params=inside.AND_AUTO)
 def any_backend(request: pytest.FixtureRequest) -> str:
     """For what the named backend "cpu" may refuse: "auto" and "eager" must do it."""
     return str(request.param)

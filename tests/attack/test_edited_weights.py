@@ -100,6 +100,7 @@ SPOILT_WITH = [(m, s) for m in MOMENTUM for s in SPOILT if m != "momentum of the
 
 @pytest.mark.parametrize(("momentum", "spoil"), SPOILT_WITH)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.many_steps
 def test_a_rolled_back_tensor_of_any_size_takes_the_oracles_steps(
     shape: tuple[int, ...], spoil: str, momentum: str, backend: str
 ) -> None:
@@ -123,6 +124,7 @@ def test_weights_that_shrink_or_grow_before_every_step_are_measured_anew(factor:
 
 
 @pytest.mark.parametrize("hot_steps", [5, 20])
+@pytest.mark.many_steps
 def test_a_run_whose_learning_rate_was_too_high_goes_on_from_the_weights_before(hot_steps: int, backend: str) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)]

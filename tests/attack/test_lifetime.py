@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from adafactor import Adafactor, step_in_backward
+from tests import inside
 from tests.attack.helpers import random
 
 pytestmark = pytest.mark.usefixtures("without_collector")
@@ -29,7 +30,7 @@ def step(optimizer: Adafactor, seed: int = 0) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
     """What a first step imports leaves frames behind that only the collector frees."""
-    for backend in ("eager", "cpu"):
+    for backend in inside.HERE:
         step(Adafactor([nn.Parameter(random(SHAPE, 0))], backend=backend))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from adafactor import step_in_backward
+from tests import inside
 from tests.attack.reference import MOMENTUM_OF
 from tests.attack.rig import Rig
 
@@ -172,7 +173,7 @@ class Machine(RuleBasedStateMachine):
     def swap_data_for_another_order_of_memory(self, which: int) -> None:
         name, p = self.parameter(which)
         kept_whole = {"full", "momentum"} & set(self.rig.optimizer.state[p])
-        if p.dim() > 1 and not (self.backend == "cpu" and kept_whole):  # which "cpu" refuses, and says so
+        if p.dim() > 1 and not (self.backend in inside.COMPILED and kept_whole):  # which these refuse, and says so
             p.data = p.data.transpose(0, -1).contiguous().transpose(0, -1)
             p.grad = None
             self.rig.unannounced.add(name)
@@ -310,9 +311,6 @@ def play(backend: str, examples: int, steps: int) -> None:
     run_state_machine_as_test(type("Machine", (Machine,), {"backend": backend}), settings=profile)
 
 
-BACKENDS = ["eager", "cpu", "auto"]
-
-
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
     """As many after a failure as before."""
@@ -321,12 +319,13 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", inside.AND_AUTO)
+@pytest.mark.many_steps
 def test_whatever_happens_between_steps_the_next_step_is_right(backend: str) -> None:
     play(backend, examples=25, steps=25)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", inside.AND_AUTO)
 def test_whatever_happens_in_long_runs_the_next_step_is_right(backend: str) -> None:
     play(backend, examples=600, steps=50)

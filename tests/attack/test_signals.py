@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adafactor import Adafactor
 from tests.attack.helpers import random, run_python
 
+pytestmark = pytest.mark.many_steps
 ROUNDS = 60
 
 
@@ -93,7 +94,6 @@ class Run:
 
 
 @pytest.mark.parametrize("threads_used", [1, 2])
-@pytest.mark.parametrize("backend", ["eager", "cpu"])
 def test_no_tensor_is_left_half_stepped_by_an_interrupt(threads_used: int, backend: str, alarm: Alarm) -> None:
     torch.set_num_threads(threads_used)
     run, undisturbed = Run(backend), Run(backend)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from adafactor import Adafactor
 from tests.attack.helpers import random
 
-pytestmark = pytest.mark.usefixtures("threads")
+pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.many_steps]
 DTYPES = [torch.float32, torch.float64]
 COUNTS = (1, 2, 3, 4, 8)
 THIN: list[tuple[tuple[int, ...], str | bool]] = [

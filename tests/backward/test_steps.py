@@ -195,6 +195,7 @@ def test_the_closure_form_steps_inside_the_closures_backward() -> None:
 
 @pytest.mark.filterwarnings("ignore:convolution.weight .* is stepped by plain torch:RuntimeWarning")
 @pytest.mark.parametrize("keywords", [{}, {"max_norm": 0.5}], ids=str)
+@pytest.mark.many_steps
 def test_a_resumed_run_ends_on_the_same_bits(keywords: dict[str, Any], backend: str) -> None:
     whole = Run(torch.bfloat16, beta1=0.9, rounding="stochastic").attached(**keywords).train(range(3))
     file = io.BytesIO()
@@ -256,6 +257,7 @@ def test_a_parameter_shared_by_reentrant_checkpoints_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
+@pytest.mark.many_steps
 def test_it_works_from_the_threads_that_autograd_uses_for_deep_recursion(backend: str) -> None:
     depth, threads = 70, set()  # beyond 60 levels autograd goes on in threads of a pool
 

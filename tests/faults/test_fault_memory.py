@@ -10,15 +10,16 @@ import torch
 from torch.nn import Parameter
 
 from adafactor import Adafactor
+from tests import inside
 from tests.faults.launch import found
 
 MB = 1024
 TIMES = {"steps": 10_000, "optimizers": 1000, "replaced": 50}
 BOUNDS = {"steps": 8 * MB, "optimizers": 8 * MB, "replaced": 16 * MB}  # 50 that are never freed would be 100 MB or more
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "cpu"])
+BACKENDS = pytest.mark.parametrize("backend", inside.HERE)
 
 
-@pytest.fixture(scope="module", params=["eager", "cpu"])
+@pytest.fixture(scope="module", params=inside.HERE)
 def grown(request: pytest.FixtureRequest) -> dict[str, int]:
     """By how many kB the memory of a process has grown."""
     kilobytes: dict[str, int] = found("grown", request.param, *(f"{what}={times}" for what, times in TIMES.items()))

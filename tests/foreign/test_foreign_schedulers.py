@@ -12,6 +12,7 @@ from torch.optim import Optimizer, lr_scheduler, swa_utils
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from adafactor import Adafactor
+from tests import inside
 
 Maker = Callable[[Any], Any]
 
@@ -84,7 +85,7 @@ def test_there_is_no_scheduler_that_is_not_tried() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("backend", ["eager", "cpu"])
+@pytest.mark.parametrize("backend", inside.HERE)
 def test_rates_are_those_that_sgd_gets(name: str, backend: str) -> None:
     ours, theirs = grouped(Adafactor, backend=backend), grouped(torch.optim.SGD)
     found = list(rates(ours, MAKERS[name](ours), range(STEPS)))

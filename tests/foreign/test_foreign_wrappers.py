@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from adafactor import Adafactor
+from tests import inside
 
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "cpu"])
+BACKENDS = pytest.mark.parametrize("backend", inside.HERE)
 
 
 def network(seed: int = 0) -> nn.Sequential:

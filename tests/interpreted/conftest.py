@@ -3,31 +3,14 @@
 To run a file by hand: TRITON_INTERPRET=1 python -m pytest tests/interpreted/test_bits.py
 """
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
+from tests import inside
 
-
-@pytest.fixture(autouse=True)
-def silent_numpy() -> Iterator[None]:
-    """The interpreter computes with NumPy, which would warn of every infinity."""
-    with np.errstate(all="ignore"):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the interpreter's time is spent before functions that a kernel calls begin."""
-    from triton.runtime import interpreter
-
-    from tests.interpreted.quick import patch_once
-
-    monkeypatch.setattr(interpreter, "_patch_lang", patch_once(interpreter._patch_lang))
+collect_ignore_glob = [] if inside.INTERPRETED else ["test_*.py"]
 
 
 @pytest.fixture(params=["in order", "backwards", "shuffled"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adafactor import Adafactor
 from tests.interpreted.guarded import distance, random_steps, starts, train
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {
@@ -108,3 +109,11 @@ def test_any_pair_of_dtypes(x: torch.dtype, g: torch.dtype) -> None:
         assert (
             apart.max() <= (1.01 if x.itemsize == 2 else 40) and (apart > 0.01).double().mean() < 0.02 or x.itemsize > 2
         )
+
+
+def test_rows_that_are_further_apart_than_32_bits_can_say_are_refused_by_name() -> None:
+    p = torch.ones(2, 16, requires_grad=True)
+    optimizer = Adafactor([p], backend="triton")
+    p.grad = torch.empty(2**32 + 16).as_strided((2, 16), (2**32, 1)).fill_(1.0)  # memory that is not touched costs none
+    with pytest.raises(ValueError, match="too far apart"):
+        optimizer.step()

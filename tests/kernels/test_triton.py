@@ -16,13 +16,13 @@ from tests.distributed.launch import found
 from tests.kernels import needs
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "tests" / "interpreted").glob("test_*.py"))
+FOLDERS = [f"tests/{name}" for name in ("interpreted", "step", "attack", "backward")]
 needs.triton()
 
 
-def start(file: Path, marker: str) -> subprocess.Popen[str]:
-    """Begin to run a file of tests in Triton's interpreter."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, str(file.relative_to(ROOT))]
+def start(folder: str, marker: str) -> subprocess.Popen[str]:
+    """Begin to run a folder of tests in Triton's interpreter."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, folder]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -37,24 +37,24 @@ def finish(process: subprocess.Popen[str], marker: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[dict[Path, subprocess.Popen[str]]]:
-    """All files at once: one process does not keep a machine busy."""
-    running = {file: start(file, "not slow") for file in FILES}
+def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """All folders at once: one process does not keep a machine busy."""
+    running = {folder: start(folder, "not slow") for folder in FOLDERS}
     yield running
     for process in running.values():
         process.kill()
         process.wait()
 
 
-@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-def test_in_the_interpreter(file: Path, processes: dict[Path, subprocess.Popen[str]]) -> None:
-    finish(processes[file], "not slow")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_in_the_interpreter(folder: str, processes: dict[str, subprocess.Popen[str]]) -> None:
+    finish(processes[folder], "not slow")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-def test_in_the_interpreter_at_length(file: Path) -> None:
-    finish(start(file, "slow"), "slow")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_in_the_interpreter_at_length(folder: str) -> None:
+    finish(start(folder, "slow"), "slow")
 
 
 @pytest.mark.parametrize("fast", ["1", pytest.param("0", marks=pytest.mark.slow)])

@@ -22,23 +22,22 @@ ALL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
 @ALL
-def test_a_step_takes_at_most_five_launches_a_kind_and_two_for_each_further_chunk(model: Model) -> None:
+def test_a_step_takes_at_most_six_launches_a_kind_and_two_for_each_further_chunk(model: Model) -> None:
     found = count(model)
-    assert found.step <= 5 * found.kinds + 2 * (found.chunks - found.kinds)
-    assert found.first_step <= found.step + found.kinds, "X is measured once"
+    assert found.first_step == found.step <= 6 * found.kinds + 2 * (found.chunks - found.kinds)
 
 
 def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors() -> None:
     few, many = (Model("many", ((64, 48), (48,)) * number, torch.float32) for number in (2, 200))
-    assert count(few).step == count(many).step == 4
+    assert count(few).step == count(many).step == 5
 
 
 def test_long_rows_take_one_launch_more_and_a_small_scratch_two_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Model("both", ((64, 512), (32, 16384)), torch.float32)
-    assert (count(both).step, count(both).chunks) == (5, 1)
+    assert (count(both).step, count(both).chunks) == (6, 1)
     monkeypatch.setattr(works, "LEAST_SCRATCH", 1)
     tight = Model("both, in no memory", both.shapes * 2, torch.float32)
-    assert count(tight).chunks == 4 and count(tight).step == 4 + 2 * 3  # each matrix is a chunk of its own
+    assert count(tight).chunks == 4 and count(tight).step == 5 + 2 * 3  # each matrix is a chunk of its own
 
 
 @ALL
@@ -50,7 +49,9 @@ def test_nothing_is_uploaded_while_the_gradients_stay_and_one_table_a_kind_when_
 def test_the_bytes_stay_near_the_floor(model: Model) -> None:
     each = count(model).bytes / model.parameters
     most = {torch.float32: 17.5, torch.bfloat16: 9.0}[model.dtype]
-    assert FLOOR[model.dtype] < each <= most or "LoRA" in model.title and each < 10
+    # most tensors of these are small, and of a small one all of X is checked
+    most += {"ResNet-50, channels last": 0.2, "LoRA of rank 16 on Llama 7B": 1.5}.get(model.title, 0.0)
+    assert FLOOR[model.dtype] < each <= most
 
 
 def test_bytes_are_those_of_the_units_that_the_tables_hold() -> None:
@@ -72,6 +73,8 @@ def test_bytes_are_those_of_the_units_that_the_tables_hold() -> None:
     assert sizes["first walk"] == 4 * matrices + longest + units + factors + 2 * 4 * 300
     assert sizes["fold"] == units + 2 * 4 * (48 + 20000 + 3 * 64)
     assert sizes["measure"] == 4 * (matrices + 300)
+    whole, pieces = (100 * 48 + 3 * 40 * 64 + 300) * 4, 40  # of 24 × 20000: every tenth and the heaviest
+    assert sizes["check"] == whole + 4 * 24 * 20000 * 5 // pieces
 
 
 def test_fused_adamw_is_cut_as_atens_header_says() -> None:

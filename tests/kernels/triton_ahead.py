@@ -20,24 +20,27 @@ from triton.compiler import ASTSource
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.last_walk import last_walk
-from adafactor.kernels.triton.mend import mend
 from adafactor.kernels.triton.shard_kernels import conclude, energy_walk, factors, means, totals
 from adafactor.kernels.triton.work import Kind
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_86": GPUTarget("cuda", 86, 32),
     "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED = {"sm_80": 164, "sm_89": 100, "sm_90": 228, "sm_100": 228, "gfx942": 64}  # KB a multiprocessor has
+# KB that a multiprocessor has
+SHARED = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228, "sm_120": 100, "gfx942": 64}
 REGISTERS = 65536  # a multiprocessor has
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the others are the kernel's own
 TABLES = {"tensors": "*i64", "matrices": "*i64", "given": "*i64"}
-LISTS = ("units", "pieces", "shares", "blocks", "is_known", "finite")
+LISTS = ("units", "pieces", "spans", "blocks", "is_known", "finite")
 FIGURES = ("vectors", "scratch", "squares")  # of the statistics' type
+SCALING = ("grad_scale", "found_inf")  # may be views at any address
 COUNTS = ("first_unit", "what", "first_block", "block_count", "first_matrix", "matrix_count", "first_tensor")
 
 
@@ -48,7 +51,8 @@ class Variant:
     name: str
     kernel: Any
     kind: Kind
-    long: bool = False
+    long: bool = False  # of the first walk
+    shared: bool = False  # of the last walk
 
     @property
     def options(self) -> dict[str, Any]:
@@ -56,9 +60,7 @@ class Variant:
         if self.kernel is first_walk:
             return self.kind.first_walk(self.long)
         if self.kernel in (last_walk, energy_walk):
-            return self.kind.last_walk()
-        if self.kernel is mend:
-            return self.kind.mend()
+            return self.kind.last_walk(self.shared)
         options = self.kind.fold()
         known = {*self.kernel.arg_names, *OPTIONS}
         return {name: value for name, value in options.items() if name in known}
@@ -104,7 +106,7 @@ def variants(of: list[Kind]) -> list[Variant]:
             Variant(f"first_walk-long-{first}", first_walk, kind, True),
             Variant(f"fold-{wide}-{shape}", fold, kind),
             Variant(f"last_walk-{walk}", last_walk, kind),
-            Variant(f"mend-{walk}", mend, kind),
+            Variant(f"last_walk-shared-{walk}", last_walk, kind, shared=True),
             Variant(f"energy_walk-{walk}", energy_walk, kind),
             Variant(f"means-{wide}-{shape}", means, kind),
             Variant(f"factors-{wide}", factors, kind),
@@ -134,7 +136,11 @@ def compiled_with(kernel: Any, options: dict[str, Any], target: str, stat: str) 
             compiler.pop("maxnreg", None)
         names = list(kernel.arg_names)
         types = {name: _type(name, stat) for name in names if name not in constants}
-        aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"}
+        aligned = {
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(names)
+            if types.get(name, "")[:1] == "*" and name not in SCALING
+        }
         signature = {name: types.get(name, "constexpr") for name in names}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
         _kept[key] = triton.compile(source, target=TARGETS[target], options=compiler)
@@ -148,7 +154,7 @@ def _type(argument: str, stat: str) -> str:
         return "*i32"
     if argument in FIGURES:
         return f"*{stat}"
-    if argument in ("grad_scale", "found_inf"):
+    if argument in SCALING:
         return "*fp32"
     return TABLES.get(argument, "*fp64")
 

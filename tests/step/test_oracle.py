@@ -76,6 +76,7 @@ def test_ideas_combine(estimator: str, momentum: str, relative: bool) -> None:
 
 
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
+@pytest.mark.many_steps
 def test_row_b_is_torch_adam(beta1: float) -> None:
     x, grads = start((6, 4)), gradients((6, 4), 60)
     p = torch.nn.Parameter(torch.tensor(x))
@@ -87,6 +88,7 @@ def test_row_b_is_torch_adam(beta1: float) -> None:
     torch.testing.assert_close(trained(row, x, grads, lambda t: 1.0), p.detach(), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.many_steps
 def test_algorithms_1_to_3_as_printed() -> None:
     x, grads = start((6, 4)), gradients((6, 4), 60)
 
@@ -101,6 +103,7 @@ def test_algorithms_1_to_3_as_printed() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (1, 5), (5, 1), (7,), ()], ids=str)
+@pytest.mark.many_steps
 def test_the_defaults_are_algorithms_4_to_6_as_printed(shape: tuple[int, ...]) -> None:
     x, grads = start(shape), gradients(shape, 60)
     algorithm = oracle.algorithm_4 if len(shape) == 2 else oracle.algorithm_5

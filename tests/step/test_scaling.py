@@ -28,6 +28,16 @@ def test_the_scale_is_taken_out_and_an_infinity_stops_the_step() -> None:
     assert torch.equal(stepped(1024.0, 1.0), torch.linspace(-1, 1, 12).view(3, 4))
 
 
+def test_an_infinity_that_the_scaler_has_found_raises_nothing() -> None:
+    good, bad = (torch.ones(8, 6, requires_grad=True) for _ in range(2))
+    optimizer = Adafactor([good, bad], on_nonfinite="raise")
+    good.grad, bad.grad = torch.ones(8, 6), torch.full((8, 6), float("inf"))
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.tensor(1.0)  # type: ignore[attr-defined]
+    optimizer.step()
+    assert torch.equal(good, torch.ones(8, 6)) and torch.equal(bad, torch.ones(8, 6))
+    assert [record.skipped for record in optimizer.report()] == [0, 0]
+
+
 def test_gradients_that_were_unscaled_before_are_left_alone() -> None:
     g = torch.ones(3)
     assert Scaling(None, torch.zeros(1)).unscale_([g], may_wait=True) and torch.equal(g, torch.ones(3))

@@ -70,6 +70,7 @@ def test_memory_layout_does_not_matter(
     torch.testing.assert_close(other, plain, rtol=4 * ulp, atol=4 * ulp * float(values.abs().max()))
 
 
+@pytest.mark.many_steps
 def test_channels_last_convolutions_match_the_oracle() -> None:
     x, grads = start((8, 6, 3, 3)), gradients((8, 6, 3, 3), 50)
     row = oracle.Row("outer", d=1.0, relative=True, multiplier=1.0, axes=(0, 1))
@@ -114,6 +115,7 @@ def test_low_precision_parameters_keep_float32_statistics_and_round_once(dtype: 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.many_steps
 def test_low_precision_statistics_follow_the_oracle_over_a_run(dtype: torch.dtype) -> None:
     grads = [torch.tensor(g).to(dtype) for g in gradients((9, 7), 50)]
     p = torch.tensor(start((9, 7))).to(dtype).requires_grad_()
@@ -234,3 +236,19 @@ def test_stacked_layers_named_by_axes_equal_their_slices_but_for_the_shared_clip
         together.step()
         apart.step()
     torch.testing.assert_close(stack.detach(), torch.stack([x.detach() for x in layers]), rtol=1e-14, atol=0)
+
+
+def test_a_transposed_parameter_is_divided_by_the_mean_of_its_rows_too() -> None:
+    """R and C of one G² have one mean; those of a state that was edited, or came from elsewhere, need not."""
+    ends = []
+    for transposed in (False, True):
+        x, g = (torch.tensor(values, dtype=torch.float32) for values in (start((8, 16)), *gradients((8, 16), 1)))
+        p = torch.nn.Parameter(x.t().contiguous().t() if transposed else x)
+        optimizer = Adafactor([p], clip=None, relative=False, lr=1.0, lr_decay=None)
+        optimizer.state[p]["step"].fill_(1000)
+        optimizer.state[p]["row"].fill_(1.0)
+        optimizer.state[p]["col"].fill_(4.0)
+        p.grad = g.t().contiguous().t() if transposed else g
+        optimizer.step()
+        ends.append(p.detach())
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-7)

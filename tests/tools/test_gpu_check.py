@@ -26,6 +26,7 @@ from tests.kernels import needs
 needs.triton()
 from adafactor.kernels import triton as backend  # noqa: E402
 from adafactor.kernels.triton import trial, verdict, work  # noqa: E402
+from adafactor.kernels.triton.last_walk import CHECK, MEASURE, STEP  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -176,15 +177,16 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def test_every_launch_is_timed_apart(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
 
-    def launch(kernel: Any, *rest: Any) -> None:
-        for _ in range({"first_walk": 1, "fold": 2, "last_walk": 3, "mend": 4}[kernel.__name__]):
+    def launch(kernel: Any, programs: int, arguments: Any, options: Any) -> None:
+        modes = {MEASURE.value: 5, CHECK.value: 4, STEP.value: 3}
+        for _ in range({"first_walk": 1, "fold": 2}.get(kernel.__name__) or modes[arguments[-1]]):
             queue.work()
 
     monkeypatch.setattr(work, "launch", launch)
     found = gpu_times.time_launches(card(queue), SUITES["tiny"], "float32", 3)
     # two kinds: tensors whose rows are a multiple of 16 and others
-    assert [x.name for x in found if x.number == 2] == ["first walk", "fold", "last walk", "mend"]
-    assert [x.seconds for x in found] == pytest.approx([2e-3, 4e-3, 6e-3, 8e-3])
+    assert [x.name for x in found if x.number == 2] == ["check", "measure", "first walk", "fold", "last walk"]
+    assert [x.seconds for x in found] == pytest.approx([8e-3, 10e-3, 2e-3, 4e-3, 6e-3])
     elements = SUITES["tiny"].parameters
     last = next(x for x in found if x.name == "last walk")
     assert 12 * elements < last.bytes < 14 * elements and last.bandwidth == pytest.approx(last.bytes / 6e-3)
@@ -204,7 +206,7 @@ def test_the_block_for_an_issue_has_every_figure() -> None:
         Timing("adamw-fused", "float32", [2e-3], 8_000_000, None, None),
     ]
     measured = Measured("gpt2", "GPT-2 small", 148, 1_000_000, True, 1e12, timings)
-    launches = [gpu_times.Launch("first walk", 2, 4e-4, 200_000_000), gpu_times.Launch("mend", 1, 1e-5, 0)]
+    launches = [gpu_times.Launch("first walk", 2, 4e-4, 200_000_000), gpu_times.Launch("measure", 1, 1e-5, 0)]
     text = gpu_times.show([gpu_times.Times(measured, "float32", launches, {"torch-loop": "not installed"})])
     assert text.splitlines() == [
         "GPT-2 small, float32: 148 tensors, 1,000,000 parameters",
@@ -212,7 +214,7 @@ def test_the_block_for_an_issue_has_every_figure() -> None:
         "  adafactor, triton                    1.00 ms   1.00 x  state 5.00 kB",
         "  torch.optim.AdamW, fused             2.00 ms   2.00 x  state 8.00 MB",
         "    first walk, 2 launches            0.400 ms      500 GB/s   50 % of a copy",
-        "    mend                             0.0100 ms",
+        "    measure                          0.0100 ms",
         "  torch.optim.Adafactor, loop: not installed",
     ]
 

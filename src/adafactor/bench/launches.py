@@ -11,8 +11,6 @@ from adafactor.bench.place import Card
 if TYPE_CHECKING:
     from adafactor.kernels.triton.work import Work
 
-WALKS = ("first walk", "fold", "last walk", "mend")  # of an ordinary step; "measure" reads X once, before the first
-
 
 class Launches:
     """Stands in for the launcher of the Triton backend while it is on, and notes every launch."""
@@ -37,13 +35,13 @@ class Launches:
         work.launch = self._real
 
     def _launch(self, kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        from adafactor.kernels.triton.last_walk import MEASURE
+        from adafactor.kernels.triton.last_walk import CHECK, MEASURE
 
         if not programs:
             return
         name = str(kernel.__name__).replace("_", " ")
-        if name == "last walk" and arguments[-1] == MEASURE.value:
-            name = "measure"
+        if name == "last walk":
+            name = {CHECK.value: "check", MEASURE.value: "measure"}.get(arguments[-1], name)
         self.names.append(name)
         if self.card is not None:
             first, last = (self.card.module.Event(enable_timing=True) for _ in range(2))
@@ -72,15 +70,21 @@ def moved(works: Sequence[Work]) -> dict[str, int]:
 
     Tables and scalars are left out: they are a few bytes for thousands of elements.
     """
+    from adafactor.kernels.triton import fields as f
+    from adafactor.kernels.triton.cut import checked
+
     found: dict[str, int] = defaultdict(int)
     for work in works:
         kind, stat = work.kind, work.stat.itemsize
-        for parameter in work.parameters:
+        pieces = work.table.tensors[:, f.PIECES.value].tolist()
+        for parameter, cut_into in zip(work.parameters, pieces, strict=True):
             x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
             how = work.table.cuts[parameter]
             first = g + (stat if kind.momentum == 2 else 0)  # an element
             last = g + 2 * x + (2 * stat if kind.momentum else 0) + (2 * x if kind.rounding == 2 else 0)
             found["measure"] += x * count
+            if parameter.settings.relative:
+                found["check"] += x * count * min(len(checked(cut_into)) + 1, cut_into) // cut_into
             if "full" in parameter.state:
                 found["first walk"] += (first + stat) * count
                 found["last walk"] += (last + 2 * stat) * count

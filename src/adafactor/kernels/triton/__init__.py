@@ -2,10 +2,10 @@
 
 | launch | what it does |
 |---|---|
+| `last_walk` | by a step of length zero, twice: is ΣX² what the last step has left, and what is it where not |
 | `first_walk` | R, and column sums of G² and of G²/R; once more for rows that need a larger program |
 | `fold` | C, ΣU² by columns; is the step taken, α, the rates of the next step |
-| `last_walk` | clipping, X, and what is kept of G |
-| `mend` | only looks, unless X was written to behind torch's back |
+| `last_walk` | clipping, X, ΣX², and what is kept of G |
 
 `table.py` describes tensors to the kernels, in the order of `fields.py`; `cut.py` says how they are cut. There are no
 atomics and no program waits for another, so the bits do not depend on the order in which programs run. Everything that
@@ -27,7 +27,7 @@ from adafactor.kernels.walk_order import WalkOrder, numbering, stored
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
 DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too
-LONGEST = 2**30  # elements of a row, and rows: they are counted in 32 bits
+LONGEST = 2**30  # elements of a row, and rows: they are counted in 32 bits, and so are steps from row to row
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -55,8 +55,11 @@ def why_not(parameter: Parameter) -> str | None:
     if parameter.layout.estimator == "full":
         return _why_not_whole(parameter)
     p, q = factored_axes(parameter)
+    factors = [s for key in ("row", "col") if key in parameter.state for s in parameter.state[key].stride()]
     if max(x.shape) >= LONGEST or max(x.shape[q] * s for s in (x.stride(q), form.stride[q])) >= LONGEST:
         return "its axes are too long"
+    if max(x.stride(p), form.stride[p], *factors) >= LONGEST:
+        return "its rows are too far apart in memory"
     return None
 
 

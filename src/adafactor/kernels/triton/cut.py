@@ -1,6 +1,7 @@
 """How a tensor is cut: a function of its own shape, dtypes and kind of momentum, of nothing else.
 
-So its bits do not depend on the card, nor on which other tensors step beside it.
+So the order of its sums does not depend on which other tensors step beside it. Within a program the compiler chooses
+it: the bits are the same on the same kind of card with the same Triton.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ UNITS = 512  # at most, of a matrix
 PARTIAL_SUMS = 2**23  # at most, in a vector of column sums of all units of a matrix
 NARROW, NARROW_PIECE = 128, (128, 128)  # up to so many columns a piece of the last walk is higher than wide
 PIECE = (32, 512)  # rows and columns of a piece
-SHARE = 64  # pieces that a program of `mend` looks after
+SHARE = 64  # pieces that a program measures
+CHECKED = 4, 16  # pieces of a tensor are checked, at least so many, and one of so many
 
 
 @lru_cache
@@ -50,3 +52,8 @@ def cut(n: int, m: int, itemsize: int, held: int) -> Cut:
     while -(-n // rows) > max(1, min(UNITS, PARTIAL_SUMS // m)):
         rows *= 2
     return Cut(rows, m > held // 2, NARROW_PIECE if m <= NARROW else PIECE)
+
+
+def checked(pieces: int) -> range:
+    """Which of a tensor's pieces are checked before a step relies on ΣX²; if not all, its heaviest one is besides."""
+    return range(0, pieces, max(1, min(CHECKED[1], pieces // CHECKED[0])))

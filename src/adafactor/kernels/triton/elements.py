@@ -37,13 +37,13 @@ def root(a):
 
 @triton.jit
 def inverse_root(a):
-    """Compute 1/√a with correct rounding of both operations: the same bits on every card."""
+    """Compute 1/√a with correct rounding of both operations."""
     return divide(1.0, root(a))
 
 
 @triton.jit
 def reciprocal(a):
-    """1/a to a unit in the last place, for a > 0; the same bits on every card.
+    """1/a to a unit in the last place, for a > 0.
 
     A guess from the bits of `a`, good to 5 %, then Newton's steps. A division with correct rounding calls a subroutine:
     the first walk has no registers left for it.
@@ -66,17 +66,17 @@ def at_least(bound, value):
 
 
 @triton.jit
-def kept(old, weight):
-    """β̂·old with all digits, given 1 − β̂: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1."""
+def kept(old, weight, decay):
+    """β̂·old with all digits, given 1 − β̂ and β̂: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1."""
     slow = weight < 0.5
-    part = old * tl.where(slow, weight, 1.0 - weight)
+    part = old * tl.where(slow, weight, decay)
     return tl.where(slow, old - part, part)
 
 
 @triton.jit
-def average(old, new, weight):
+def average(old, new, weight, decay):
     """β̂·old + (1 − β̂)·new."""
-    return kept(old, weight) + new * weight
+    return kept(old, weight, decay) + new * weight
 
 
 @triton.jit
@@ -146,6 +146,14 @@ def stochastic(value, words, DTYPE: tl.constexpr):
     return narrow(tl.where(tl.abs(value) <= LARGEST, rounded, value), DTYPE)
 
 
+@triton.jit
+def remainder(lost, x, DTYPE: tl.constexpr):
+    """What rounding took away from X; nothing where it is too much for that X. See `adafactor.rounding.remainder`."""
+    HALF_UNIT: tl.constexpr = 2.0**-8 if DTYPE == tl.bfloat16 else 2.0**-11
+    power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(lost) <= power * HALF_UNIT, lost, 0.0)
+
+
 # ---- rates
 
 
@@ -159,10 +167,12 @@ def corrected_decay(t, beta):
 
 @triton.jit
 def weights(beta1, of_gradient, beta2, rate, t):
-    """1 − β̂₂ₜ and 1 − β̂₁ₜ, in double."""
-    w2 = tl.where(beta2 < 0, tl.exp(-rate * tl.log(t)), 1.0 - corrected_decay(t, tl.where(beta2 < 0, 0.5, beta2)))
+    """1 − β̂₂ₜ, β̂₂ₜ and 1 − β̂₁ₜ, in double; neither of the first two is taken from the other where it is small."""
+    increasing, constant = tl.exp(-rate * tl.log(t)), corrected_decay(t, tl.where(beta2 < 0, 0.5, beta2))
+    w2 = tl.where(beta2 < 0, increasing, 1.0 - constant)
+    decay = tl.where(beta2 < 0, 1.0 - increasing, constant)
     w1 = 1.0 - tl.where(of_gradient > 0, corrected_decay(t, beta1), beta1)
-    return w2, w1
+    return w2, decay, w1
 
 
 @triton.jit
@@ -175,13 +185,13 @@ def weights_of_group(group, t):
 
 @triton.jit
 def now(tensor, number, group, rates):
-    """t, 1 − β̂₂ₜ and 1 − β̂₁ₜ of this step.
+    """t, 1 − β̂₂ₜ, β̂₂ₜ and 1 − β̂₁ₜ of this step.
 
     The last step has left the rates of this one, as doubles are slow on many cards, unless t was changed meanwhile.
     """
     t = tl.load(tl.load(tensor + f.STEP).to(tl.pointer_type(tl.float32))).to(tl.float64) + 1.0
     slot = rates + number * f.RATES + (t.to(tl.int64) & 1) * f.HALF
-    w2, w1 = tl.load(slot + f.RATE_W2), tl.load(slot + f.RATE_W1)
+    w2, beta2, w1 = tl.load(slot + f.RATE_W2), tl.load(slot + f.RATE_BETA2), tl.load(slot + f.RATE_W1)
     if tl.load(slot + f.RATE_T) != t:
-        w2, w1 = weights_of_group(group, t)
-    return t, w2, w1
+        w2, beta2, w1 = weights_of_group(group, t)
+    return t, w2, beta2, w1

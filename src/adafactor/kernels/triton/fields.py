@@ -41,7 +41,8 @@ def _columns(number: int) -> tuple[constexpr, ...]:
     NUMBER_Q,
     ROOT1,  # of the random numbers
     ROOT2,
-) = _columns(30)
+    SWAPPED,  # 1: the paper's rows lie along Q, so that V̂ is divided by the mean of C
+) = _columns(31)
 TENSOR = constexpr(32)  # columns of a row
 
 # ---- matrices: int64, what lasts. A stack of matrices has many; a tensor that is kept whole has one
@@ -84,17 +85,19 @@ NUMBERS = constexpr(16)
 
 # ---- notes: float64, what a step finds out about a tensor
 (
-    TAKEN,
+    TAKEN,  # 1: yes; 0: the gradient is not finite; −1: a GradScaler has found an infinity
     ALPHA,  # αₜ, negative to maximise
     DECAY,  # 1 − ρₜ·λ
     W1,  # 1 − β̂₁ₜ
     W2,  # 1 − β̂₂ₜ
-    RHO,
+    BETA2_NOW,  # β̂₂ₜ
     X2,  # ΣX² that the step relies on
     U2,  # ΣU² as far as the first walk knows it
     KEY1,
     KEY2,
-    TURN,  # which of the two columns of sums of X² is newer
+    TURN,  # which of the two columns of sums of X² the step relies on; the last walk leaves its own in the other
+    TURNED,  # 1: it has done so
+    STALE,  # 1: X is not what the last step left
     NOTED_RMS_U,  # for the report
     NOTED_ALPHA,
     NOTED_RMS_X,
@@ -102,11 +105,11 @@ NUMBERS = constexpr(16)
     STEPS,
     CLIPPED,
     SKIPPED,
-) = _columns(18)
+) = _columns(20)
 NOTES = constexpr(20)
 
-# ---- rates: float64, 1 − β̂₂ₜ and 1 − β̂₁ₜ for two values of t, an even and an odd one
-RATE_T, RATE_W2, RATE_W1 = _columns(3)
+# ---- rates: float64, 1 − β̂₂ₜ, β̂₂ₜ and 1 − β̂₁ₜ for two values of t, an even and an odd one
+RATE_T, RATE_W2, RATE_BETA2, RATE_W1 = _columns(4)
 RATES = constexpr(8)  # two of them
 HALF = constexpr(4)
 
@@ -114,9 +117,8 @@ HALF = constexpr(4)
 ROW_SUM, ENERGY, PROBE = _columns(3)  # the last one is 0 where G² is finite, else NaN
 SUMS = constexpr(3)
 
-# ---- squares: ΣX² of a piece of the last walk: as it was found, and after the step, in turns
-BEFORE, AFTER = _columns(2)
-SQUARES = constexpr(3)
+# ---- squares: ΣX² of a piece of the last walk, as steps have left it in turns
+SQUARES = constexpr(2)
 
 LINE = constexpr(512)  # elements of a line of a tensor that is kept whole
 X_UNIT = constexpr(2.0**-30)  # X is squared in these units: neither 1e27 nor 1e-9 leaves float32

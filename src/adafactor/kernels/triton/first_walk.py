@@ -72,7 +72,7 @@ def rows_at_once(
     g, moments, state, new_row, matrix, scratch, sums, grad_scale = places
     gp, gq, xp, xq, row_stride = strides
     first_unit, m, first, end, row_end, col_end = extent
-    w1, w2, eps, shrink, share, unscale = rates
+    w1, w2, beta2, eps, shrink, share, unscale = rates
     cols = tl.arange(0, WIDTH)
     lane = tl.arange(0, ROWS)
     square_sum, energy_sum = tl.zeros((WIDTH,), ST), tl.zeros((WIDTH,), ST)
@@ -88,7 +88,7 @@ def rows_at_once(
         # R of the next rows: off the critical path
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
-        new = kept(old, w2) + (tl.sum(square, 1) * share + eps)  # the only meeting of the warps in an iteration
+        new = kept(old, w2, beta2) + (tl.sum(square, 1) * share + eps)  # the only meeting of the warps in an iteration
         tl.store(new_row + rows, new, mask=rows < row_end)
         row_sum += tl.where(inside, new * shrink, 0.0)
         square_sum += tl.sum(square, 0)  # a thread holds all ROWS of its columns: nothing is exchanged
@@ -126,7 +126,7 @@ def short_rows(
     g, moments, state, new_row, matrix, scratch, sums, grad_scale = places
     gp, gq, xp, xq, row_stride = strides
     first_unit, m, first, end, row_end, col_end = extent
-    w1, w2, eps, shrink, share, unscale = rates
+    w1, w2, beta2, eps, shrink, share, unscale = rates
     cols = tl.arange(0, WIDTH // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     lane = tl.arange(0, ROWS)
     one, spread = (first < end).to(tl.int32), tl.zeros((1, 32), tl.int32)  # a stride that the compiler does not know
@@ -145,7 +145,7 @@ def short_rows(
         x = tl.load(here[None, :, None] + across[:, None, :], mask=mask, other=0.0).to(ST)
         ahead = tl.load(state + (far + ROWS) * row_stride, mask=rows + ROWS < row_end, other=1.0)
         square = x * x * shrink
-        new = kept(old, w2) + (tl.sum(tl.sum(square, 0), 1) * share + eps)
+        new = kept(old, w2, beta2) + (tl.sum(tl.sum(square, 0), 1) * share + eps)
         # spread over lanes that are masked: a vector of ROWS would be handed round among the warps first
         owner = (rows < row_end)[:, None] & (tl.arange(0, 32) == 0)[None, :]
         tl.store(new_row + (rows[:, None] * one + spread), new[:, None] + spread.to(ST), mask=owner)
@@ -183,7 +183,7 @@ def rows_twice(
     g, moments, state, new_row, matrix, scratch, sums, grad_scale = places
     gp, gq, xp, xq, row_stride = strides
     first_unit, m, first, end, row_end, col_end = extent
-    w1, w2, eps, shrink, share, unscale = rates
+    w1, w2, beta2, eps, shrink, share, unscale = rates
     lane = tl.arange(0, ROWS)
     row_sum = tl.zeros((ROWS,), ST)
     for i in range(first, end, ROWS):
@@ -197,7 +197,7 @@ def rows_twice(
             x = tl.load(g + far[:, None] * gp + across[None, :], mask=mask, other=0.0).to(ST)
             square_sum += x * x * shrink
         old = tl.load(state + far * row_stride, mask=rows < row_end, other=1.0)
-        new = kept(old, w2) + (tl.sum(square_sum, 1) * share + eps)
+        new = kept(old, w2, beta2) + (tl.sum(square_sum, 1) * share + eps)
         tl.store(new_row + rows, new, mask=rows < end)
         row_sum += tl.where(rows < end, new * shrink, 0.0)
     partial = columns_of(matrix, scratch, first_unit, m, ALIGNED)
@@ -238,6 +238,7 @@ def whole(
     end,
     w1,
     w2,
+    beta2,
     eps,
     unscale,
     ST: tl.constexpr,
@@ -251,7 +252,7 @@ def whole(
         mask = at < count
         x = tl.load(g + at, mask=mask, other=0.0).to(ST) * unscale
         square = x * x
-        v = average(tl.load(state + at, mask=mask, other=1.0), square + eps, w2)
+        v = average(tl.load(state + at, mask=mask, other=1.0), square + eps, w2, beta2)
         if OF_GRADIENT:
             x = blend(tl.load(moments + at, mask=mask, other=0.0), x, w1)
         u = x * inverse_root(v)
@@ -260,7 +261,7 @@ def whole(
     leave(sums, first_unit, tl.full((), 0.0, ST), tl.sum(energy_sum, 0), tl.sum(probe, 0))
 
 
-@triton.jit(do_not_specialize=["first_unit"])
+@triton.jit(do_not_specialize=["first_unit"], do_not_specialize_on_alignment=["grad_scale"])
 def first_walk(
     tensors,
     matrices,
@@ -301,8 +302,8 @@ def first_walk(
         group = numbers + tl.load(tensor + f.GROUP) * f.NUMBERS
         eps = tl.load(group + f.EPS1).to(ST)
         unscale = divide(1.0, tl.load(grad_scale).to(ST))
-        t, w2, w1 = now(tensor, number, group, rates)
-        w2, w1 = w2.to(ST), w1.to(ST)
+        t, w2, beta2, w1 = now(tensor, number, group, rates)
+        w2, beta2, w1 = w2.to(ST), beta2.to(ST), w1.to(ST)
         if tl.load(tensor + f.FULL) != 0:
             if not LONG:
                 state = address(tensor, f.FULL, ST, ALIGNED)
@@ -317,6 +318,7 @@ def first_walk(
                     end,
                     w1,
                     w2,
+                    beta2,
                     eps,
                     unscale,
                     ST,
@@ -338,7 +340,7 @@ def first_walk(
             if ALIGNED:
                 col_end = tl.multiple_of(col_end, 16)
             c = (first_unit, length, first, end, row_end, col_end)
-            d = (w1, w2, eps * w2, shrink.to(ST), share * unscale * unscale * w2, unscale)
+            d = (w1, w2, beta2, eps * w2, shrink.to(ST), share * unscale * unscale * w2, unscale)
             if LONG:
                 if ALIGNED and length <= TILE // 2:
                     rows_at_once(a, b, c, d, ST, ALIGNED, OF_GRADIENT, 2, TILE // 2, STAGES)

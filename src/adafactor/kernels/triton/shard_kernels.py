@@ -7,10 +7,13 @@ import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.elements import address, average, blend, divide, inverse_root, now, total
-from adafactor.kernels.triton.fold import settle
+from adafactor.kernels.triton.fold import newer, settle
 
 
-@triton.jit(do_not_specialize=["first_block", "block_count", "first_matrix", "matrix_count", "first_tensor"])
+@triton.jit(
+    do_not_specialize=["first_block", "block_count", "first_matrix", "matrix_count", "first_tensor"],
+    do_not_specialize_on_alignment=["grad_scale"],
+)
 def means(
     tensors,
     matrices,
@@ -70,21 +73,22 @@ def means(
     else:
         number = program - block_count - matrix_count + first_tensor
         tensor, note = tensors + number * f.TENSOR, notes + number * f.NOTES
-        t, w2, w1 = now(tensor, number, numbers + tl.load(tensor + f.GROUP) * f.NUMBERS, rates)
+        t, w2, beta2, w1 = now(tensor, number, numbers + tl.load(tensor + f.GROUP) * f.NUMBERS, rates)
         tl.store(note + f.W2, w2)
+        tl.store(note + f.BETA2_NOW, beta2)
         tl.store(note + f.W1, w1)
         own, units = sums + tl.load(tensor + f.FIRST_UNIT) * f.SUMS, tl.load(tensor + f.UNITS).to(tl.int32)
         tl.store(flags + number, total(own + f.PROBE, units, f.SUMS, 512))
 
 
 @triton.jit
-def averaged(state, stride, mean, new, count, w2, ST: tl.constexpr):
+def averaged(state, stride, mean, new, count, w2, beta2, ST: tl.constexpr):
     """Average a factor with the means of this step; return the sum of what it is now."""
     acc = tl.zeros((1024,), tl.float64)
     for i in range(0, count, 1024):
         at = i + tl.arange(0, 1024)
         old = tl.load(state + at.to(tl.int64) * stride, mask=at < count, other=0.0).to(tl.float64)
-        value = old * (1.0 - w2) + tl.load(mean + at, mask=at < count, other=0.0) * w2
+        value = old * beta2 + tl.load(mean + at, mask=at < count, other=0.0) * w2
         tl.store(new + at, value.to(ST), mask=at < count)
         acc += tl.where(at < count, value, 0.0)
     return tl.sum(acc, 0)
@@ -98,7 +102,8 @@ def factors(tensors, matrices, given, notes, vectors, wide, row_means, is_known,
     number = tl.load(matrix + f.OF)
     tensor = tensors + number * f.TENSOR
     if (tl.load(given + number * f.GIVEN + f.G_ADDRESS) != 0) & (tl.load(tensor + f.FULL) == 0):
-        w2 = tl.load(notes + number * f.NOTES + f.W2)
+        note = notes + number * f.NOTES
+        w2, beta2 = tl.load(note + f.W2), tl.load(note + f.BETA2_NOW)
         row, col = tl.load(tensor + f.ROW), tl.load(tensor + f.COL)
         n, m = tl.load(tensor + f.N), tl.load(tensor + f.M)
         at_row, at_col = tl.load(matrix + f.NEW_ROW), tl.load(matrix + f.NEW_COL)
@@ -110,22 +115,25 @@ def factors(tensors, matrices, given, notes, vectors, wide, row_means, is_known,
             vectors + at_row,
             tl.where(row != 0, n, 0).to(tl.int32),
             w2,
+            beta2,
             ST,
         )
-        averaged(
+        sum_c = averaged(
             col.to(tl.pointer_type(ST)) + tl.load(matrix + f.COL_OFFSET),
             tl.load(tensor + f.COL_STRIDE),
             wide + at_col,
             vectors + at_col,
             tl.where(col != 0, m, 0).to(tl.int32),
             w2,
+            beta2,
             ST,
         )
+        own = tl.where(tl.load(tensor + f.SWAPPED) != 0, sum_c / m.to(tl.float64), sum_r / n.to(tl.float64))
         tl.debug_barrier()  # every thread has read what is written now
-        tl.store(row_means + place, tl.where(tl.load(is_known + number) != 0, known, sum_r / n.to(tl.float64)))
+        tl.store(row_means + place, tl.where(tl.load(is_known + number) != 0, known, own))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["grad_scale"])
 def energy_walk(
     tensors,
     matrices,
@@ -144,6 +152,7 @@ def energy_walk(
     MOMENTUM: tl.constexpr,
     ROUNDING: tl.constexpr,
     STAGES: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
     """One program for a piece of the last walk: ΣU² and ΣX²."""
     piece = tl.program_id(0).to(tl.int64)
@@ -164,6 +173,7 @@ def energy_walk(
         moments = address(tensor, f.MOMENTUM, ST, ALIGNED) + x_offset
         unscale = divide(1.0, tl.load(grad_scale).to(ST))
         w1, w2 = tl.load(note + f.W1).to(ST), tl.load(note + f.W2).to(ST)
+        beta2 = tl.load(note + f.BETA2_NOW).to(ST)
         u2, x2 = tl.zeros((4, 512), ST), tl.zeros((4, 512), ST)
         lane, line = tl.arange(0, 4), tl.arange(0, 512)
         if tl.load(tensor + f.FULL) != 0:
@@ -173,7 +183,7 @@ def energy_walk(
                 at = (i + lane).to(tl.int64)[:, None] * f.LINE + line[None, :]
                 inside = at < m
                 a = tl.load(g + at, mask=inside, other=0.0).to(ST) * unscale
-                v = average(tl.load(state + at, mask=inside, other=1.0), a * a + eps, w2)
+                v = average(tl.load(state + at, mask=inside, other=1.0), a * a + eps, w2, beta2)
                 if MOMENTUM == 2:
                     a = blend(tl.load(moments + at, mask=inside, other=0.0), a, w1)
                 u = a * inverse_root(v)
@@ -223,14 +233,14 @@ def totals(tensors, given, energies, pairs):
         tl.store(pairs + 2 * number + 1, total(own + 1, count, 2, 512) * (1.0 / f.X_UNIT / f.X_UNIT))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["found_inf"])
 def conclude(tensors, given, numbers, rates, notes, pairs, finite, found_inf):
     """One program for a tensor: its scalars, from sums that all ranks have completed."""
     number = tl.program_id(0).to(tl.int64)
     tensor, note = tensors + number * f.TENSOR, notes + number * f.NOTES
     if tl.load(given + number * f.GIVEN + f.G_ADDRESS) != 0:
         group = numbers + tl.load(tensor + f.GROUP) * f.NUMBERS
-        t, w2, w1 = now(tensor, number, group, rates)
-        taken = (tl.load(finite + number) != 0) & (tl.load(found_inf) == 0)
+        now_ = now(tensor, number, group, rates)
+        is_finite, found = tl.load(finite + number) != 0, tl.load(found_inf) != 0
         u2, x2 = tl.load(pairs + 2 * number), tl.load(pairs + 2 * number + 1) * (f.X_UNIT * f.X_UNIT)
-        settle(tensor, note, group, rates + number * f.RATES, t, w2, w1, taken, x2, u2)
+        settle(tensor, note, group, rates + number * f.RATES, now_, newer(note), is_finite, found, x2, u2)

@@ -42,7 +42,7 @@ class Shards(Work):
         self.raw = torch.zeros_like(self.numbers.there)  # settings with β̂₂ = 0 and ε₁ = 0
         self.places = {parameter: i for i, parameter in enumerate(self.parameters)}
         known = ["mean_row" in p.shard.shapes for p in self.parameters if p.shard is not None]
-        self.is_known = torch.tensor(known, dtype=torch.int32).to(self.device)
+        self.is_known = torch.tensor(known, dtype=torch.int32, device=self.device)
 
     def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Take what is of this step."""
@@ -80,8 +80,8 @@ class Shards(Work):
                     (*tables, *read, *into, *at),
                     options,
                 )
-        w2s = self.notes[:, f.W2.value]
-        columns = [t.unbind() for t in (flags == 0, w2s, 1 - w2s, self.notes[:, f.W1.value])]
+        rates = (self.notes[:, column.value] for column in (f.W2, f.BETA2_NOW, f.W1))
+        columns = [t.unbind() for t in (flags == 0, *rates)]
         for u in self.updates:
             i = self.places[u.parameter]
             finite, u.w2, u.beta2, u.w1 = (column[i] for column in columns)
@@ -95,7 +95,7 @@ class Shards(Work):
         self.finite = torch.zeros(count, dtype=torch.int32, device=self.device)
         ignored = {u.parameter for u in self.updates if u.parameter.settings.on_nonfinite == "ignore"}
         for u in self.updates:
-            if u.parameter.settings.on_nonfinite == "raise" and not u.finite:
+            if u.parameter.settings.on_nonfinite == "raise" and not u.finite and not self._found_inf:
                 raise not_finite(u.parameter)
         if all(isinstance(u.finite, bool) for u in self.updates):  # the host knows: as plain torch, leave them out
             self.updates = [u for u in self.updates if u.finite or u.parameter in ignored]
@@ -164,7 +164,7 @@ class Shards(Work):
         """Last walk."""
         self._changed = self._has_new = True
         with self._on_device():
-            self._last_walk(STEP.value)
+            self._last_walk(STEP.value, self.table.spans)
 
     def end(self) -> list[Parameter]:
         """Let go of what was of this step."""

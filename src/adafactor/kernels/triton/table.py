@@ -13,7 +13,7 @@ from torch import Tensor
 from adafactor.bucket import Parameter
 from adafactor.kernels.eager.blocks import shrink_of
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.cut import BLOCK, LINE, PIECE, SHARE, WHOLE_UNIT, Cut, cut
+from adafactor.kernels.triton.cut import BLOCK, LINE, PIECE, SHARE, WHOLE_UNIT, Cut, checked, cut
 from adafactor.kernels.walk_order import WalkOrder, flat_order, numbering
 from adafactor.layout import statistics_dtype
 from adafactor.rounding import roots
@@ -66,8 +66,8 @@ class Table:
         self.units = torch.cat(self._units).to(torch.int32).to(device)
         self.blocks = torch.cat([*self._blocks, torch.zeros(1, 2, dtype=torch.int64)]).to(torch.int32).to(device)
         self.pieces = pieces.to(torch.int32).to(device)
-        self.shares = self._shares().to(torch.int32).to(device)
-        self.matrix_count, self.share_count = len(self._matrices), len(self.shares)
+        self.spans, self.shares, self.checks = (s.to(torch.int32).to(device) for s in self._spans())
+        self.matrix_count = len(self._matrices)
         del self._tensors, self._matrices, self._units, self._blocks, self._rows_of_matrix
 
     def _describe(self, number: int, parameter: Parameter, how: Cut) -> None:
@@ -140,6 +140,7 @@ class Table:
             (f.GQ, strides["g"][q]),
             (f.ROW_STRIDE, strides["row"][p]),
             (f.COL_STRIDE, strides["col"][q]),
+            (f.SWAPPED, p != parameter.layout.row_axis),
             (f.NUMBER_P, strides["number"][p]),
             (f.NUMBER_Q, strides["number"][q]),
         ):
@@ -198,13 +199,18 @@ class Table:
             row[f.FIRST_PIECE.value], row[f.PIECES.value] = begin, self.piece_count - begin
         return torch.cat(found)
 
-    def _shares(self) -> Tensor:
-        """The programs of `mend`: each looks after some pieces of a tensor."""
-        found = []
-        for number, row in enumerate(self._tensors):
+    def _spans(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Which pieces of which tensor the programs of the last walk take: to step, to measure and to check ΣX²."""
+        number = torch.cat([torch.full((row[f.PIECES.value],), i) for i, row in reversed([*enumerate(self._tensors)])])
+        piece = torch.arange(self.piece_count)
+        shares, checks = [], []
+        for i, row in enumerate(self._tensors):
             begin, end = row[f.FIRST_PIECE.value], row[f.FIRST_PIECE.value] + row[f.PIECES.value]
-            found += [(number, first, min(first + SHARE, end)) for first in range(begin, end, SHARE)]
-        return torch.tensor(found)
+            shares += [(i, first, min(first + SHARE, end)) for first in range(begin, end, SHARE)]
+            sample = checked(end - begin)
+            checks += [(i, begin + at, begin + at + 1) for at in sample]
+            checks += [(i, -1, -1)] if len(sample) < end - begin else []
+        return torch.stack([number, piece, piece + 1], 1), torch.tensor(shares), torch.tensor(checks)
 
     def _cut_into_chunks(self, most: int) -> tuple[list[Chunk], int]:
         """Give every matrix its place among the column sums, and begin anew when they are full."""

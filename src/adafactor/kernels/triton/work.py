@@ -16,8 +16,7 @@ from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.cut import tile
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.fold import fold
-from adafactor.kernels.triton.last_walk import MEASURE, STEP, last_walk
-from adafactor.kernels.triton.mend import mend
+from adafactor.kernels.triton.last_walk import CHECK, MEASURE, STEP, last_walk
 from adafactor.kernels.triton.table import Table
 from adafactor.layout import statistics_dtype
 from adafactor.settings import Settings
@@ -27,6 +26,7 @@ TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: t
 MOMENTA = {"update": 1, "gradient": 2}
 ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 LEAST_SCRATCH = 64 * 2**20  # bytes
+SPARE = 4  # pinned tables for graphs that are captured one after the other, without a step in between
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Kind:
             "enable_fp_fusion": False,
         }
 
-    def last_walk(self) -> dict[str, Any]:
-        """What the last walk is compiled with."""
+    def last_walk(self, shared: bool = False) -> dict[str, Any]:
+        """What the last walk is compiled with; a program that nearly always has nothing to do takes many pieces."""
         return {
             "GT": TYPES[self.g],
             "DT": TYPES[self.x],
@@ -103,15 +103,12 @@ class Kind:
             "ALIGNED": self.aligned,
             "MOMENTUM": self.momentum,
             "ROUNDING": self.rounding,
-            "STAGES": 2 if self.aligned else 1,
+            "STAGES": 2 if self.aligned and not shared else 1,
+            "SHARED": shared,
             "num_warps": 8 if self.aligned else 16,
             **_registers(128),
             "enable_fp_fusion": False,
         }
-
-    def mend(self) -> dict[str, Any]:
-        """What `mend` is compiled with: it nearly never has anything to load, so it loads nothing ahead."""
-        return {**self.last_walk(), "STAGES": 1}
 
 
 def _registers(most: int) -> dict[str, int]:
@@ -135,7 +132,8 @@ class Work:
         self.at_once = not self.together
         device, stat = parameters[0].x.device, statistics_dtype(kind.x)
         most = max(LEAST_SCRATCH, sum(p.x.nbytes for p in parameters) // 100)
-        self.table = Table(parameters, kind.held, most)
+        with torch.device("cpu"):  # whatever the default is
+            self.table = Table(parameters, kind.held, most)
         self.parameters = self.table.parameters
         self.updates: list[Update] = []
         self.device, self.stat = device, stat
@@ -152,6 +150,7 @@ class Work:
         self.given = Upload((count, f.GIVEN.value), torch.int64, device)
         self.numbers = Upload((max(self.groups) + 1, f.NUMBERS.value), torch.float64, device)
         self.must_measure = [parameter.settings.relative for parameter in self.parameters]
+        self.relies = any(self.must_measure)  # on ΣX² that the last step has left
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
         self.scaling: tuple[Tensor, Tensor] | None = self.one, self.zero
         self._present: list[bool] = []
@@ -173,14 +172,16 @@ class Work:
         self._grads = [g for g in grads if g is not None]  # kept until the launches are done
         addresses = [0 if g is None else g.data_ptr() for g in grads]
         self._aligned = self.kind.aligned and not any(address % 16 for address in addresses)
-        if written is not None:
-            self._forget(written)
+        if written is not None:  # ΣX² is of what was there before
+            self.must_measure = [
+                a or (b and p.settings.relative)
+                for a, b, p in zip(self.must_measure, written, self.parameters, strict=True)
+            ]
         wanted = [a and b for a, b in zip(self.must_measure, self._present, strict=True)]
-        self._measures = any(wanted)
         captured = self.parameters[0].trace.captured  # lasts as long as the optimizer
-        if is_capturing(self.device) and self not in captured:
-            captured.append(self)
         with self._on_device():
+            if is_capturing(self.device) and self not in captured:
+                captured.append(self)
             self.given.set([[address, int(b)] for address, b in zip(addresses, wanted, strict=True)])
             self._set_numbers(settings)
 
@@ -197,8 +198,9 @@ class Work:
             sums = empty(table.unit_count * f.SUMS.value, torch.float64)
             energies, means = empty(table.block_count, torch.float64), empty(table.matrix_count, torch.float64)
             self._step_memory = vectors, energies, means
-            if self._measures:
-                self._last_walk(MEASURE.value)
+            if self.relies:
+                self._last_walk(CHECK.value, table.checks)
+                self._last_walk(MEASURE.value, table.shares)
             read = self.given.there, self.numbers.there, self.rates
             for chunk in table.chunks:
                 for (first, end), long in ((chunk.units, False), (chunk.long_units, True)):
@@ -215,7 +217,7 @@ class Work:
         if self.together:
             taken = self.notes[:, f.TAKEN.value].tolist()
             for parameter, is_here, ok in zip(self.parameters, self._present, taken, strict=True):
-                if is_here and not ok:
+                if is_here and ok == 0:
                     raise not_finite(parameter)
 
     def factors(self) -> None:
@@ -231,12 +233,7 @@ class Work:
         """Last walk."""
         self._changed = self._has_new = True
         with self._on_device():
-            self._last_walk(STEP.value)
-            if any(parameter.settings.relative for parameter in self.parameters):
-                table = self.table
-                arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, table.shares)
-                arguments += self.given.there, self.numbers.there, self.notes, *self._step_memory, self.squares
-                launch(mend, table.share_count, (*arguments, self._scale), self._now.mend())
+            self._last_walk(STEP.value, self.table.spans)
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
@@ -272,11 +269,11 @@ class Work:
     def _found_inf(self) -> Tensor:
         return self.scaling[1] if self.scaling is not None else self.zero
 
-    def _last_walk(self, what: int) -> None:
+    def _last_walk(self, what: int, spans: Tensor) -> None:
         table = self.table
-        arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, self.given.there, self.numbers.there)
-        arguments += self.notes, *self._step_memory, self.squares, self._scale, what
-        launch(last_walk, table.piece_count, arguments, self._now.last_walk())
+        arguments: tuple[Any, ...] = (table.tensors, table.matrices, table.pieces, spans)
+        arguments += self.given.there, self.numbers.there, self.notes, *self._step_memory, self.squares
+        launch(last_walk, len(spans), (*arguments, self._scale, what), self._now.last_walk(what == MEASURE.value))
 
     @property
     def _now(self) -> Kind:
@@ -312,14 +309,6 @@ class Work:
         for group, lr in moving:
             self.numbers.there[group, f.LR.value].copy_(lr.reshape(()), non_blocking=True)
 
-    def _forget(self, written: list[bool]) -> None:
-        """Of parameters that were written to, ΣX² and what rounding had taken away belong to what was there before."""
-        for i, parameter in enumerate(self.parameters):
-            if written[i]:
-                self.must_measure[i] = parameter.settings.relative
-                if parameter.rounding == "kahan":
-                    parameter.state["compensation"].zero_()
-
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(max(count, 1), dtype=dtype, device=self.device)
 
@@ -343,9 +332,7 @@ class Upload:
         self._there = torch.zeros(shape, dtype=dtype, device=device)
         self._here: list[list[Any]] = [[None] * shape[1] for _ in range(shape[0])]
         self._captured: list[Tensor] = []
-        self._spare: Tensor | None = (
-            self._pinned()
-        )  # for a graph: while one is captured, no pinned memory should be taken
+        self._spare = [self._pinned() for _ in range(SPARE)]  # while a graph is captured, none should be taken
         self.there = self._there  # what the kernels of this step read
         self.uploads = 0
 
@@ -353,21 +340,23 @@ class Upload:
         """Upload these rows if they are not there; return what was there if it was something else."""
         self.there, before = self._there, self._here
         capturing = is_capturing(self._there.device)
-        if rows == before and not capturing:
-            return None
-        new, self._spare = self._pinned() if self._spare is None else self._spare, None
+        if not capturing:
+            self._spare += [self._pinned() for _ in range(SPARE - len(self._spare))]
+            if rows == before:
+                return None
+        new = self._spare.pop() if self._spare else self._pinned()
         if capturing:
             self.there = torch.empty_like(self._there)
             self._captured += [new, self.there]
         else:
-            self._here, self._spare = rows, self._pinned()
-        self.there.copy_(new.copy_(torch.tensor(rows, dtype=new.dtype)), non_blocking=True)
+            self._here = rows
+        self.there.copy_(new.copy_(torch.tensor(rows, dtype=new.dtype, device="cpu")), non_blocking=True)
         self.uploads += 1
         return before if rows != before else None
 
     def _pinned(self) -> Tensor:
         there = self._there
-        return torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
+        return torch.empty(there.shape, dtype=there.dtype, device="cpu", pin_memory=there.is_cuda)
 
 
 def is_capturing(device: torch.device) -> bool:
