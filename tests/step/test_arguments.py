@@ -190,6 +190,7 @@ def test_a_learning_rate_of_adamw_is_told_of_once_with_the_line_to_write(case: s
         warnings.simplefilter("always")
         optimizer = Adafactor(groups, **keywords)
         copy.deepcopy(optimizer).load_state_dict(optimizer.state_dict())
+        Adafactor(optimizer.param_groups)  # as they are by now, with every keyword in them
     assert [(w.category, w.filename) for w in found] == [(UserWarning, __file__)] * told
     if told:
         assert "Adafactor(params, lr=0.0003, relative=False, lr_decay=None)" in str(found[0].message)
