@@ -39,7 +39,7 @@ def _as_given(init: Callable[P, None]) -> Callable[P, None]:
             )
         params = keywords["params"] if "params" in keywords else args[1] if len(args) > 1 else ()
         groups = [item for item in params if isinstance(item, dict)] if isinstance(params, (list, tuple)) else []
-        is_meant = any("relative" in given for given in (keywords, *groups))  # torch adds it to the groups, too
+        is_meant = "relative" in keywords or any("relative" in group for group in groups)  # torch adds it to groups
         init(*args, **keywords)
         if not is_meant and isinstance(args[0], Adafactor):
             args[0]._warn_of_small_lr()

@@ -146,8 +146,9 @@ def test_importing_the_package_imports_torch_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_keyword_of_another_optimizer_is_refused_with_ours_and_the_way_in(name: str) -> None:
+    given: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=f"'{name}'.*{re.escape(FOREIGN[name])}.*adafactor.like"):
-        Adafactor([torch.ones(2, 3)], **{name: 1})
+        Adafactor([torch.ones(2, 3)], **given)
 
 
 def test_every_keyword_of_other_adafactors_is_ours_or_has_a_hint() -> None:
