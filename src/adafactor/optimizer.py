@@ -37,8 +37,11 @@ def _as_given(init: Callable[P, None]) -> Callable[P, None]:
                 f"Adafactor has no keyword {name!r}; here it is {FOREIGN[name]}. "
                 "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor"
             )
+        params = keywords["params"] if "params" in keywords else args[1] if len(args) > 1 else ()
+        groups = [item for item in params if isinstance(item, dict)] if isinstance(params, (list, tuple)) else []
+        is_meant = "relative" in keywords or any("relative" in group for group in groups)  # torch adds it to groups
         init(*args, **keywords)
-        if "relative" not in keywords and isinstance(args[0], Adafactor):
+        if not is_meant and isinstance(args[0], Adafactor):
             args[0]._warn_of_small_lr()
 
     return checked

@@ -146,8 +146,9 @@ def test_importing_the_package_imports_torch_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_keyword_of_another_optimizer_is_refused_with_ours_and_the_way_in(name: str) -> None:
+    given: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=f"'{name}'.*{re.escape(FOREIGN[name])}.*adafactor.like"):
-        Adafactor([torch.ones(2, 3)], **{name: 1})
+        Adafactor([torch.ones(2, 3)], **given)
 
 
 def test_every_keyword_of_other_adafactors_is_ours_or_has_a_hint() -> None:
@@ -190,6 +191,7 @@ def test_a_learning_rate_of_adamw_is_told_of_once_with_the_line_to_write(case: s
         warnings.simplefilter("always")
         optimizer = Adafactor(groups, **keywords)
         copy.deepcopy(optimizer).load_state_dict(optimizer.state_dict())
+        Adafactor(optimizer.param_groups)  # as they are by now, with every keyword in them
     assert [(w.category, w.filename) for w in found] == [(UserWarning, __file__)] * told
     if told:
         assert "Adafactor(params, lr=0.0003, relative=False, lr_decay=None)" in str(found[0].message)

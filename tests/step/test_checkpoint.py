@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,17 +169,17 @@ def test_the_state_of_another_optimizer_is_refused_by_name() -> None:
     p.grad = torch.ones(3, 4)
     other = torch.optim.Adafactor([p])
     other.step()
-    with pytest.raises(ValueError, match=r"not of this optimizer: eps\[0\]=None"):
+    with pytest.raises(ValueError, match="of another optimizer: it has 'col_var', 'row_var'. adafactor.migrate"):
         Adafactor([p]).load_state_dict(other.state_dict())
     adam = torch.optim.Adam([p], eps=1e-8)
     adam.step()
     state = {"state": adam.state_dict()["state"], "param_groups": Adafactor([p]).state_dict()["param_groups"]}
-    with pytest.raises(ValueError, match="parameter 0 of shape .* needs a state 'row'"):
+    with pytest.raises(ValueError, match="of another optimizer: it has 'exp_avg', 'exp_avg_sq'. adafactor.migrate"):
         Adafactor([p]).load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", [Adafactor, torch.optim.AdamW])
-def test_a_state_dict_holds_the_tensors_themselves(kind: type[torch.optim.Optimizer]) -> None:
+def test_a_state_dict_holds_the_tensors_themselves(kind: Any) -> None:
     """As the docstring says: AdamW's from the first step on, ours from the start."""
     net = model()
     optimizer = kind(net.parameters())
