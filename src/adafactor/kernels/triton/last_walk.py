@@ -296,7 +296,7 @@ def visit(
     """Take a piece through the walk; leave its ΣX², and a note if it is not what the last step has left."""
     squares, carried, left, note, mode, scale, decay = scalars
     before, after = piece_of(tables, piece, scale, decay, mode == STEP, GT, DT, ST, ALIGNED, MOMENTUM, ROUNDING, STAGES)
-    known = tl.load(squares + piece * f.SQUARES + carried)
+    known = tl.load(squares + piece * f.SQUARES + carried, mask=mode != MEASURE, other=0.0)  # which writes it below
     NEAR: tl.constexpr = 1e-6 if ST == tl.float32 else 1e-14
     is_known = tl.abs(before - known) <= NEAR * known  # of a NaN nothing is known
     tl.store(note + f.STALE, 1.0, mask=(mode != MEASURE) & (not is_known))
