@@ -60,7 +60,8 @@ def bert() -> Model:
     def loss(t: int) -> Tensor:
         ids = text(t)
         hidden = torch.rand(ids.shape, generator=torch.Generator().manual_seed(t)) < 0.15
-        return model(input_ids=ids.masked_fill(hidden, 256), labels=ids.masked_fill(~hidden, -100)).loss
+        found: Tensor = model(input_ids=ids.masked_fill(hidden, 256), labels=ids.masked_fill(~hidden, -100)).loss
+        return found
 
     return model, loss
 
@@ -154,11 +155,10 @@ def deviations(make: Callable[[], Model], seed: int, source: str) -> list[tuple[
         ours.step()
         for found, p, line in zip(sizes, params, ours.report(), strict=True):
             found.append((rms(p.grad) if p.grad is not None else 0.0, line.rms_update))
-    result = []
+    result: list[tuple[float, ...]] = []
     for p, q, x, found in zip(params, mine, start, sizes, strict=True):
         if p.ndim > 1:
-            p, q = p.detach(), q.detach()
-            apart = float((p - q).abs().max() / (p - x).abs().max())
+            apart = ((p - q).detach().abs().max() / (p - x).detach().abs().max()).item()
             result.append((mean(g for g, _ in found), mean(u for _, u in found), apart))
     return result
 
@@ -215,7 +215,7 @@ def losses(make: Callable[[], Model], seed: int, before: int = 100, after: int =
     """The loss of each step after the switch, for each way to go on from the same AdamW run, on the same batches."""
     torch.manual_seed(seed)
     model, loss = make()
-    params = list(model.parameters())
+    params: list[Tensor] = list(model.parameters())
 
     def train(optimizer: torch.optim.Optimizer, span: range) -> list[float]:
         found = []

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader, TensorDataset
 
 import adafactor
@@ -172,7 +173,7 @@ def test_a_folder_of_distributed_checkpoint_goes_on(source: str, named: bool, tm
     theirs = make(model.named_parameters() if named else model.parameters(), lr=1e-2)
     train(model, theirs, range(4))
     their_weights, their_state = get_state_dict(model, theirs)
-    dcp.save({"model": their_weights, "optimizer": their_state, "epoch": 3}, checkpoint_id=folder)
+    save({"model": their_weights, "optimizer": their_state, "epoch": 3}, checkpoint_id=folder)
     assert main(["migrate", str(folder), "--in-place"]) == 0
     assert (tmp_path / "step-4.before" / ".metadata").exists() and len(list(tmp_path.iterdir())) == 2
 
@@ -180,7 +181,7 @@ def test_a_folder_of_distributed_checkpoint_goes_on(source: str, named: bool, tm
     ours = adafactor.like(source, twin.named_parameters() if named else twin.parameters())  # has what is to be loaded
     our_weights, our_state = get_state_dict(twin, ours)
     everything = {"model": our_weights, "optimizer": our_state, "epoch": 0}
-    dcp.load(everything, checkpoint_id=folder)
+    load(everything, checkpoint_id=folder)
     set_state_dict(twin, ours, model_state_dict=our_weights, optim_state_dict=our_state)
     direct = Adafactor(model.parameters())
     direct.load_state_dict(adafactor.migrate(theirs.state_dict()))
@@ -196,8 +197,8 @@ def test_nothing_in_a_folder_of_distributed_checkpoint_is_run(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, proof = tmp_path / "in", tmp_path / "proof"
-    held = {"state": {}, "param_groups": [], "more": Bomb(proof) if name != ".metadata" else 3}
-    dcp.save(held, checkpoint_id=folder)
+    held: dict[str, Any] = {"state": {}, "param_groups": [], "more": Bomb(proof) if name != ".metadata" else 3}
+    save(held, checkpoint_id=folder)
     if name == ".metadata":
         (folder / name).write_bytes(pickle.dumps(Bomb(proof)))
     assert main(["migrate", str(folder), str(tmp_path / "out.pt")]) == 2

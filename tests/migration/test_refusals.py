@@ -180,7 +180,8 @@ def test_whose_a_state_is_must_be_said_where_its_keys_do_not_tell() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             adafactor.migrate({"state": {}, "param_groups": groups})
-    for other in ([], 3, {"weight": torch.ones(2)}, {"state": {}, "param_groups": [3]}):
+    others: tuple[Any, ...] = ([], 3, {"weight": torch.ones(2)}, {"state": {}, "param_groups": [3]})
+    for other in others:
         with pytest.raises(ValueError, match="cannot be told whose state this is"):
             adafactor.migrate(other)
 
@@ -193,7 +194,7 @@ def test_what_has_no_counterpart_in_adam_is_said_with_its_size() -> None:
         (torch.optim.AdamW, {"amsgrad": True, "betas": (0.9, 0.95)}, 1.0, "6 %", 0.06),
     ):
         params = parameters(shapes, dtype=torch.float64)
-        theirs = make(params, **arguments)  # type: ignore[operator]
+        theirs = make(params, **arguments)
         steps(theirs, params, range(7), rms)
         mine, start = [p.detach().clone().requires_grad_() for p in params], [p.detach().clone() for p in params]
         ours = adafactor.Adafactor(mine)

@@ -28,7 +28,6 @@ from adafactor.settings import Settings
 
 PEERS = {
     "torch": torch_optim.ADAFACTOR,
-    "adamw": torch_optim.ADAMW,
     "transformers": fairseq.TRANSFORMERS,
     "fairseq": fairseq.FAIRSEQ,
     "timm": timm.TIMM,
@@ -36,6 +35,7 @@ PEERS = {
     "pytorch_optimizer": fairseq.PYTORCH_OPTIMIZER,
     "optax": trees.OPTAX,
     "t5x": trees.T5X,
+    "adamw": torch_optim.ADAMW,
 }
 OURS = "adafactor"
 # what values of the wrong type or size lead to: a state dict from a file may hold anything anywhere

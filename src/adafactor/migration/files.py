@@ -200,13 +200,16 @@ class _Descriptions(pickle.Unpickler):
 
 
 def _read_distributed(path: Path) -> Any:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    class Reader(dcp.FileSystemReader):
+    class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **keywords: Any) -> Any:
             return metadata
 
-    class Planner(dcp.DefaultLoadPlanner):
+    class Planner(DefaultLoadPlanner):
         def load_bytes(self, read_item: Any, value: Any) -> None:
             others[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
 
@@ -218,11 +221,11 @@ def _read_distributed(path: Path) -> Any:
     claimed = sum(prod(item.size) * item.properties.dtype.itemsize for item in tensors.values())
     if claimed > sum(file.stat().st_size for file in path.iterdir()):
         raise ValueError(f"it claims to hold {claimed} bytes")
-    flat = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in tensors.items()}
-    flat = {name: flat.get(name) for name in described}
+    flat: dict[str, Any] = dict.fromkeys(described)
+    flat |= {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in tensors.items()}
     try:
-        dcp.load(flat, storage_reader=Reader(path), planner=Planner(flatten_state_dict=False))
-    except dcp.api.CheckpointException as wrong:  # which is no Exception
+        load(flat, storage_reader=Reader(path), planner=Planner(flatten_state_dict=False))
+    except CheckpointException as wrong:  # which is no Exception
         raise next(iter(wrong.failures.values()))[0] from wrong
     paths = metadata.planner_data or {}
     return _nested({tuple(paths.get(name, (name,))): value for name, value in {**flat, **others}.items()})
@@ -241,8 +244,9 @@ def _nested(flat: Mapping[tuple[Any, ...], Any]) -> Any:
 
 
 def _write_distributed(value: Any, path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
-        dcp.save(value, storage_writer=dcp.FileSystemWriter(path))
+        save(value, storage_writer=FileSystemWriter(path))
