@@ -276,7 +276,8 @@ def hardly_moves(p: Parameter, everyone: list[Parameter]) -> Hit | None:
     if p not in matrices or not all(map(_slow, matrices)):
         return None
     rates = _rates(p)
-    if rates[-1] == 0 or rates[-1] > 1.01 * rates[0]:  # at its end, or still in its warm-up
+    # one report does not show a schedule; else it may be at its end, or still in its warm-up
+    if len(rates) < 2 or rates[-1] == 0 or rates[-1] > 1.01 * rates[0]:
         return None
     what = "Steps are so small that these parameters hardly move."
     if p.settings.relative:
