@@ -180,7 +180,8 @@ class Adafactor(Optimizer):
         self._made_for: Any = WeakTensorKeyDictionary()  # the layout and `momentum_of` that a state was made for
         self._warned = self._fell_back = False
         # after load_state_dict the ranks have to agree anew; the others may not know and expect the same sums as before
-        self._agreement = Agreement(self._agreement.shards if hasattr(self, "_agreement") else [])
+        before: Agreement | None = getattr(self, "_agreement", None)
+        self._agreement = Agreement([] if before is None else before.shards)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
