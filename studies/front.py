@@ -9,9 +9,8 @@ import json
 from pathlib import Path
 from statistics import mean, median
 
-from lab import records
-
 from adafactor.diagnostics.plot import INK, OURS, THEIRS, styled
+from lab import records
 
 ROOT = Path(__file__).parents[1]
 RECORD, PICTURE = ROOT / "studies" / "results" / "epyc-2-cores.json", ROOT / "docs" / "front.png"
