@@ -165,7 +165,8 @@ def test_updates_far_below_half_a_unit_move_the_weight_by_their_sum(dtype: torch
 def path_of_the_mean(dtype: torch.dtype, like: torch.dtype, rounding: str, keywords: dict[str, Any]) -> float:
     """Many small steps on one gradient, from what `like` can hold; where the mean over the tensor ends."""
     p = torch.linspace(0.5, 1.5, 64 * 64).to(like).to(dtype).view(64, 64).requires_grad_()
-    optimizer = Adafactor([p], lr=torch.finfo(like).eps / 16, rounding=rounding, **keywords)
+    lr = torch.finfo(like).eps / 16
+    optimizer = Adafactor([p], lr=lr, relative=True, rounding=rounding, **keywords)
     for _ in range(60):
         p.grad = torch.ones_like(p)
         optimizer.step()
