@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.foreign import SIGNS
 from adafactor.migration import files, trees
 from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, TARGETS, guess, migrate
+from adafactor.migration.foreign import SIGNS
 from adafactor.migration.form import MigrationWarning
 
 

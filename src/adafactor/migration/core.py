@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.foreign import SIGNS, recognise
 from adafactor.migration import back, fairseq, timm, torch_optim, trees
+from adafactor.migration.foreign import SIGNS, recognise
 from adafactor.migration.form import (
     MigrationWarning,
     Moments,
