@@ -13,7 +13,7 @@ settings.register_profile("house", deadline=None, max_examples=4 if inside.INTER
 settings.load_profile("house")
 
 NAMES = {*inside.BACKENDS, "auto"}
-FEW = 2  # cases of a test that Triton's interpreter runs every time
+FEW = 1  # cases of a test that Triton's interpreter runs every time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

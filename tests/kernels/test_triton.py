@@ -2,59 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
 from adafactor import Adafactor
 from tests.distributed.launch import found
-from tests.kernels import needs
+from tests.kernels import interpreter, needs
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = [f"tests/{name}" for name in ("interpreted", "step", "attack", "backward")]
 needs.triton()
 
 
-def start(folder: str, marker: str) -> subprocess.Popen[str]:
-    """Begin to run a folder of tests in Triton's interpreter."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, folder]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process: subprocess.Popen[str], marker: str) -> None:
-    """Wait for it; what it found is what this test finds."""
-    output, _ = process.communicate()
-    none_has_the_marker = process.returncode == 5 and marker == "slow"
-    assert process.returncode == 0 or none_has_the_marker, output[-8000:]
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """All folders at once: one process does not keep a machine busy."""
-    running = {folder: start(folder, "not slow") for folder in FOLDERS}
-    yield running
-    for process in running.values():
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_in_the_interpreter(folder: str, processes: dict[str, subprocess.Popen[str]]) -> None:
-    finish(processes[folder], "not slow")
+def test_in_the_interpreter() -> None:
+    interpreter.finish(interpreter.RUNNING[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_in_the_interpreter_at_length(folder: str) -> None:
-    finish(start(folder, "slow"), "slow")
+def test_in_the_interpreter_at_length() -> None:
+    interpreter.finish(interpreter.start("slow"))
 
 
 @pytest.mark.parametrize("fast", ["1", pytest.param("0", marks=pytest.mark.slow)])
