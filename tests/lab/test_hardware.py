@@ -31,19 +31,6 @@ def corpus() -> Corpus:
     return generated_corpus()
 
 
-@pytest.fixture
-def files(corpus: Corpus, tmp_path: Path) -> list[str]:
-    """The options of a corpus of one's own."""
-    words = []
-    for part in ("train", "dev"):
-        for side, texts in (("source", [p.english for p in corpus.part(part)]),
-                            ("target", [p.german for p in corpus.part(part)])):  # fmt: skip
-            path = tmp_path / f"{part}.{side}"
-            path.write_text("\n".join(texts) + "\n", encoding="utf-8")
-            words += [f"--{part}-{side}", str(path)]
-    return words
-
-
 def test_base_does_not_start_on_another_text_or_on_a_cpu_that_nobody_named(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,26 +108,15 @@ def test_base_is_the_papers_setting() -> None:
     assert inspect.signature(beam_search).parameters["alpha"].default == 0.6
 
 
-def _files(corpus: Corpus, folder: Path) -> list[str]:
-    words = []
-    for part in ("train", "dev"):
-        for side, texts in (("source", [p.english for p in corpus.part(part)]),
-                            ("target", [p.german for p in corpus.part(part)])):  # fmt: skip
-            path = folder / f"{part}.{side}"
-            path.write_text("\n".join(texts) + "\n", encoding="utf-8")
-            words += [f"--{part}-{side}", str(path)]
-    return words
-
-
 def test_base_runs_end_to_end_from_files_with_every_switch(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = replace(TINY.shape, dropout=0.1, inner_dropout=0.1)
     shrunk = replace(SCALES["base"], shape=shape, vocabulary=400, tokens=300, steps=1100, branch=100)
     monkeypatch.setitem(SCALES, "base", replace(shrunk, dev=30))
     monkeypatch.setattr("lab.commands.Options", _stopping(at=110))
     words = ["lab", "run", "--scale", "base", "--no-warmup", "--bfloat16", "--accumulate", "2", "--quiet"]
-    words += ["--device", "cpu", "--cache", str(tmp_path), *_files(corpus, tmp_path)]
+    words += ["--device", "cpu", "--cache", str(tmp_path), *files]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(_Stopped):
         main()
