@@ -110,6 +110,7 @@ def test_a_rolled_back_tensor_of_any_size_takes_the_oracles_steps(
     spoil_and_repair(Walk(random(shape, 9), row, backend), spoil, in_place)
 
 
+@pytest.mark.many_steps
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_a_rolled_back_float64_tensor_takes_the_oracles_steps(spoil: str, backend: str) -> None:
     spoil_and_repair(Walk(random((300, 70), 9, torch.float64), PLAIN, backend), spoil, in_place)
@@ -165,6 +166,7 @@ def swap_and_swap_back(p: nn.Parameter) -> None:
     in_place(p, kept)
 
 
+@pytest.mark.many_steps
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(16, 12), (40,), (8, 6, 3, 3)], ids=str)
 @pytest.mark.parametrize("write", [clamp, swap_and_swap_back], ids=lambda write: str(write.__name__))

@@ -46,6 +46,7 @@ def test_rounding_of_short_weights_is_that_of_the_ordinary_loop(rounding: str, b
     inside.attached().train().assert_equal(ordinary.train())
 
 
+@pytest.mark.many_steps
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_gradients_of_several_micro_batches_are_kept_until_the_last(batches: int, backend: str) -> None:
     ordinary, inside = Run(beta1=0.9), Run(beta1=0.9).attached(accumulate=batches)
@@ -145,6 +146,7 @@ def test_a_group_that_is_added_later_joins_in() -> None:
     assert inside.optimizer.state[inside.model.gain]["step"] == 3
 
 
+@pytest.mark.many_steps
 def test_a_model_may_be_converted_while_it_is_attached(backend: str) -> None:
     def train(attach: bool) -> Run:
         run = Run()

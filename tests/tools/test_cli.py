@@ -111,6 +111,7 @@ def test_ctrl_c_in_any_command_is_one_line(
     assert said(f"{name} {files}", capsys) == (130, "", f"adafactor {name}: interrupted\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_step_is_compiled_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     names = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HOME")
