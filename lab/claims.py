@@ -13,7 +13,7 @@ from lab.results import HOLDS, SAME_LOSS, UNDECIDED, Difference, Record
 from lab.tables import Table, number
 
 Finding = tuple[str, str]  # what was measured, and the verdict
-Work = Callable[["Mini"], Finding]
+Executor = Callable[["Mini"], Finding]
 DECIDING = "decayed"  # the evaluation that decides, where there are several
 
 
@@ -46,7 +46,7 @@ def shown(name: str, difference: Difference) -> str:
     return f"{name} {difference} ({difference.seeds} seed{'s' * (difference.seeds != 1)})"
 
 
-def as_good(first: str, second: str) -> Work:
+def as_good(first: str, second: str) -> Executor:
     """The first does as well as the second, at `mini`."""
 
     def work(mini: Mini) -> Finding:
@@ -56,7 +56,7 @@ def as_good(first: str, second: str) -> Work:
     return work
 
 
-def better(first: str, second: str, scale: str = "mini", multiplier: float | None = None) -> Work:
+def better(first: str, second: str, scale: str = "mini", multiplier: float | None = None) -> Executor:
     """The first does better than the second."""
 
     def work(mini: Mini) -> Finding:
@@ -108,7 +108,7 @@ def headline(mini: Mini) -> Finding:
     return "\n".join(lines), decided.as_good(SAME_LOSS)
 
 
-def embeddings(scheme: str) -> Work:
+def embeddings(scheme: str) -> Executor:
     """Adafactor loses less than Adam when embeddings are scaled otherwise."""
 
     def work(mini: Mini) -> Finding:
@@ -149,7 +149,7 @@ def memory(mini: Mini) -> Finding:
     return f"bytes of state at `mini`, and of the weights: {text}", HOLDS if small else UNDECIDED
 
 
-CLAIMS: tuple[tuple[str, Work], ...] = (
+CLAIMS: tuple[tuple[str, Executor], ...] = (
     ("Adafactor without momentum or warm-up (O) does as well as Adam with both (B)", headline),
     ("Momentum adds little to Adafactor (P beside O)", as_good("O-", "P-")),
     ("Increasing decay with clipping (N) does as well as Adam (B), with warm-up", as_good("N", "B")),

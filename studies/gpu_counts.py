@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
 from adafactor.bench.launches import Launches, moved
-from adafactor.shapes import Shape, gpt2, llama, resnet50
+from adafactor.planning.shapes import Shape, gpt2, llama, resnet50
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
@@ -107,7 +107,7 @@ def on_a_cpu() -> Iterator[None]:
 @cache
 def count(model: Model) -> Count:
     """Take four steps that launch nothing."""
-    from adafactor.kernels.triton.work import Work
+    from adafactor.kernels.triton.executor import Executor
 
     with on_a_cpu():
         params = model.make()
@@ -121,8 +121,8 @@ def count(model: Model) -> Count:
             with Launches() as noted:
                 optimizer.step()
             launches.append(len(noted.names))
-            works = optimizer._buckets[None].works
-            found = [work for work in works if isinstance(work, Work)]
+            works = optimizer._buckets[None].executors
+            found = [work for work in works if isinstance(work, Executor)]
             uploads.append(sum(work.given.uploads + work.numbers.uploads for work in found))
         del before
     assert len(found) == len(works), "all of it is stepped by Triton"

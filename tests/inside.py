@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from adafactor import Adafactor, kernels, sums
-from adafactor.kernels import walk_order
+from adafactor import Adafactor, kernels
+from adafactor.core import sums
+from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.eager import blocks
 
 # The backends that every test of a step runs on. Triton's kernels become interpreted ones when they are imported, if at
@@ -51,7 +52,7 @@ def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:
 def prepared(optimizer: Adafactor) -> object | None:
     """What a step left for the next one: the same object for as long as it is used again."""
     bucket = optimizer._buckets.get(None)
-    return None if bucket is None or not bucket.works else bucket.works[0]
+    return None if bucket is None or not bucket.executors else bucket.executors[0]
 
 
 def forget(optimizer: Adafactor) -> None:
@@ -62,7 +63,7 @@ def forget(optimizer: Adafactor) -> None:
 def job_of(optimizer: Adafactor, p: Tensor) -> Any:
     """The compiled kernel's notes of a parameter, a NumPy record."""
     bucket = optimizer._buckets[None]
-    for work in bucket.works:
+    for work in bucket.executors:
         for i, parameter in enumerate(work.parameters):
             if parameter.p is p:
                 return work.jobs[i]  # type: ignore[attr-defined]
@@ -86,13 +87,13 @@ def let_modes_miss_the_step(patch: pytest.MonkeyPatch) -> None:
 
 def forget_walk_orders() -> None:
     """Forget how tensors were cut into units."""
-    walk_order.factored_order.cache_clear()
-    walk_order.flat_order.cache_clear()
+    memory_order.factored_order.cache_clear()
+    memory_order.flat_order.cache_clear()
 
 
 def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let so many elements be worth a thread's while; `conftest.small_units` is this with the cleaning up."""
-    patch.setattr(walk_order, "UNIT", size)
+    patch.setattr(memory_order, "UNIT", size)
     forget_walk_orders()
 
 
@@ -117,7 +118,7 @@ def cut_into_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def block() -> int:
-    """The elements that plain torch works on at a time on a CPU."""
+    """The elements that plain torch executors on at a time on a CPU."""
     return blocks.BLOCK_CPU
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from adafactor import schedules
 from adafactor.backward import step_in_backward
+from adafactor.core.record import Record
 from adafactor.optimizer import Adafactor
-from adafactor.record import Record
 
 if TYPE_CHECKING:
     from adafactor.migration import MigrationWarning, like, migrate

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from adafactor import dtensor
+from adafactor.core import dtensor
 from adafactor.optimizer import Adafactor
 
 NORM = "grad_norm"  # in the optimizer's first group, so that checkpoints have it

@@ -12,17 +12,18 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from adafactor import checkpoint, dtensor, kernels
-from adafactor import state as states
-from adafactor.bucket import Bucket, Parameter
-from adafactor.layout import Layout
-from adafactor.record import Record, Trace, names_of
-from adafactor.scaling import Scaling
-from adafactor.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
-from adafactor.sharding import Agreement, Ranks, Shard
-from adafactor.signals import held_back
-from adafactor.step import step
-from adafactor.warn import warn
+from adafactor import kernels
+from adafactor.core import checkpoint, dtensor
+from adafactor.core import state as states
+from adafactor.core.bucket import Bucket, Parameter
+from adafactor.core.factoring import Factoring
+from adafactor.core.grad_scaler import Scaling
+from adafactor.core.record import Record, Trace, names_of
+from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
+from adafactor.core.signals import held_back
+from adafactor.core.step import step
+from adafactor.core.warn import warn
+from adafactor.distributed.reductions import Agreement, Ranks, Shard
 
 P = ParamSpec("P")
 
@@ -177,7 +178,7 @@ class Adafactor(Optimizer):
         self._settings = CheckedGroups()
         self._buckets: dict[Tensor | None, Bucket] = {}  # None: the whole model; a parameter: itself, inside backward
         self._traces: Any = WeakTensorKeyDictionary()  # what is behind `report()`
-        self._made_for: Any = WeakTensorKeyDictionary()  # the layout and `momentum_of` that a state was made for
+        self._made_for: Any = WeakTensorKeyDictionary()  # the factoring and `momentum_of` that a state was made for
         self._warned = self._fell_back = False
         # after load_state_dict the ranks have to agree anew; the others may not know and expect the same sums as before
         before: Agreement | None = getattr(self, "_agreement", None)
@@ -213,7 +214,7 @@ class Adafactor(Optimizer):
             settings = Settings.of(group)
             for p, name in zip(group["params"], names_of(self.param_groups)[before], strict=True):
                 states.check_parameter(p, name)
-                shapes = states.layout_of(p, settings)  # complains about axes that the parameter does not have
+                shapes = states.factoring_of(p, settings)  # complains about axes that the parameter does not have
                 if p.requires_grad:
                     self.state[p] = states.new_state(p, shapes, settings)
                     self._made_for[p] = shapes, settings.momentum_of
@@ -351,7 +352,7 @@ class Adafactor(Optimizer):
     def _parameter(
         self, p: Tensor, settings: Settings, group: int, name: str, number: int, before: Parameter | None
     ) -> Parameter:
-        shapes = states.layout_of(p, settings)
+        shapes = states.factoring_of(p, settings)
         if p.grad is not None:
             states.check_gradient(p, p.grad, name)
         self._fit_state(p, shapes, settings, name)
@@ -365,7 +366,7 @@ class Adafactor(Optimizer):
         form = None if before is None else before.gradient
         return Parameter(p, dtensor.local(p), state, shapes, settings, group, name, number, trace, shard, form)
 
-    def _fit_state(self, p: Tensor, shapes: Layout, settings: Settings, name: str) -> None:
+    def _fit_state(self, p: Tensor, shapes: Factoring, settings: Settings, name: str) -> None:
         """Make the state of a parameter fit its settings, which may have been edited since it was made."""
         state = self.state[p]
         was, momentum_of = self._made_for.get(p, (shapes, settings.momentum_of))
@@ -426,7 +427,7 @@ class Adafactor(Optimizer):
             for p, name in zip(group["params"], names, strict=True):
                 if p.requires_grad and not self.state.get(p):
                     settings = Settings.of(group)
-                    self._fit_state(p, states.layout_of(p, settings), settings, name)
+                    self._fit_state(p, states.factoring_of(p, settings), settings, name)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict()` gave, keeping the statistics' precision.

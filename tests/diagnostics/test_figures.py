@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from adafactor import Adafactor
-from adafactor.record import rms
+from adafactor.core.record import rms
 from studies.diagnoses import Perceptron, regression, run
 
 

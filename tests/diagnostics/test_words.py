@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from adafactor import Adafactor, Record
+from adafactor.core.settings import Settings
 from adafactor.diagnostics import Finding, FullMoment, History, Report, Watch, diagnose
 from adafactor.diagnostics.report import About
-from adafactor.settings import Settings
 from studies.diagnoses import ABSOLUTE, Idle, Language, Perceptron, block_diagonal, kinds, language, regression, run
 
 

@@ -1,4 +1,4 @@
-"""Collectives and bytes of a step as they are sent, and as `adafactor.traffic` computes them."""
+"""Collectives and bytes of a step as they are sent, and as `adafactor.planning.communication` computes them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
-from adafactor.dtensor import cut_axis
-from adafactor.layout import layout
-from adafactor.traffic import traffic
+from adafactor.core.dtensor import cut_axis
+from adafactor.core.factoring import find_factoring
+from adafactor.planning.communication import traffic
 from studies.temporaries import Largest
 from tests import inside
 from tests.distributed.models import Net, fsdp, tensor_parallel
@@ -67,7 +67,7 @@ def counted(optimizer: Adafactor, mesh: tuple[int, ...]) -> dict[str, Any]:
     for p in optimizer.param_groups[0]["params"]:
         if isinstance(p, DTensor):
             axes = tuple(cut_axis(place) for place in p.placements)
-            parameters.append((layout(tuple(p.shape), "outer"), axes))
+            parameters.append((find_factoring(tuple(p.shape), "outer"), axes))
     expected = traffic(parameters, mesh)
     with Collectives() as seen:
         optimizer.step()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from adafactor.layout import layout
-from adafactor.traffic import fully_sharded, traffic
+from adafactor.core.factoring import find_factoring
+from adafactor.planning.communication import fully_sharded, traffic
 
 BOTH = pytest.mark.parametrize("launch", ["on_two", pytest.param("on_four", marks=pytest.mark.slow)])
 
@@ -52,5 +52,5 @@ def test_the_traffic_of_a_matrix_is_one_axis_and_a_few_scalars() -> None:
     assert fully_sharded([(1000, 300)], ranks=8).bytes == 8 * (300 + 1 + 2 + 2)
     assert fully_sharded([(1000,)], ranks=8).bytes == 8 * (2 + 2)
     assert fully_sharded([(1000, 300)], ranks=1).collectives == 0
-    both = traffic([(layout((1000, 300), "outer"), (0, 1))], (4, 2))
+    both = traffic([(find_factoring((1000, 300), "outer"), (0, 1))], (4, 2))
     assert both.collectives == 4 and both.per_dimension == (8 * (150 + 1 + 4), 8 * (250 + 1 + 4))

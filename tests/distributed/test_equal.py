@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from adafactor import equations
+from adafactor.core import equations
 
 LIMIT = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2}
 BOTH = pytest.mark.parametrize("launch", ["on_two", pytest.param("on_four", marks=pytest.mark.slow)])

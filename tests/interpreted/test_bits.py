@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 import adafactor
-from adafactor import Adafactor, rounding
+from adafactor import Adafactor
+from adafactor.core import rounding
 from adafactor.kernels.triton.elements import narrow, random_words, stochastic
 from tests.interpreted.guarded import random_steps, starts, train
 

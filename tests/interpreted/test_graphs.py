@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adafactor import Adafactor
-from adafactor.kernels.triton import work
+from adafactor.kernels.triton import executor as work
 from tests import inside
 from tests.interpreted.guarded import distance, random_steps, starts
 
@@ -66,8 +66,10 @@ def test_a_replayed_step_sees_new_gradients_and_a_new_learning_rate() -> None:
         lr = torch.tensor(0.1, dtype=torch.float64)
         optimizer = Adafactor(params, backend="triton", lr_decay=None)
         patch = pytest.MonkeyPatch()  # a tensor on a CPU would be read there: let it pass for one on a device
-        patch.setattr("adafactor.settings._learning_rate", lambda value: value)
-        patch.setattr("adafactor.settings._comparable", lambda value: id(value) if isinstance(value, Tensor) else value)
+        patch.setattr("adafactor.core.settings._learning_rate", lambda value: value)
+        patch.setattr(
+            "adafactor.core.settings._comparable", lambda value: id(value) if isinstance(value, Tensor) else value
+        )
         optimizer.param_groups[0]["lr"] = lr
         static, other = ([torch.zeros_like(p) for p in params] for _ in range(2))
         graph: list[Callable[[], object]] | None = None
@@ -116,8 +118,8 @@ def test_tables_are_uploaded_only_when_they_have_changed(monkeypatch: pytest.Mon
             p.grad = torch.ones(20, 16)
         optimizer.param_groups[0]["lr"] = 0.01 if i < 5 else 0.02
         optimizer.step()
-        one = optimizer._buckets[None].works[0]
-        assert isinstance(one, work.Work)
+        one = optimizer._buckets[None].executors[0]
+        assert isinstance(one, work.Executor)
         uploads.append(one.given.uploads + one.numbers.uploads)
     # the first step measures X and the second one no longer; a gradient elsewhere; another learning rate
     assert uploads == [2, 3, 3, 3, 4, 5]

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from numba import njit
 from torch import Tensor
 
-from adafactor import Adafactor, equations
+from adafactor import Adafactor
 from adafactor.bench import memory
+from adafactor.core import equations
 from adafactor.kernels.cpu import native
 from adafactor.kernels.cpu.native import elements, factors
 from tests import inside

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 native = pytest.importorskip("adafactor.kernels.cpu.native", exc_type=ImportError)
-from adafactor.kernels import walk_order  # noqa: E402
+from adafactor.kernels import memory_order  # noqa: E402
 from adafactor.kernels.cpu import threads  # noqa: E402
 
 GEOMETRY = "B P S Q K xb xp xs gb gp gs rows cuts".split()
@@ -42,14 +42,14 @@ class Tensors:
         for i in range(len(shapes)):
             self._fill(i, fields)
 
-    def _order(self, x: Tensor) -> walk_order.WalkOrder:
+    def _order(self, x: Tensor) -> memory_order.MemoryOrder:
         shape, strides = tuple(x.shape), x.stride()
         found = (
-            walk_order.flat_order(shape, strides, strides)
+            memory_order.flat_order(shape, strides, strides)
             if x.ndim == 1
-            else walk_order.factored_order(shape, strides, strides, 0, self.q % x.ndim)
+            else memory_order.factored_order(shape, strides, strides, 0, self.q % x.ndim)
         )
-        assert isinstance(found, walk_order.WalkOrder)
+        assert isinstance(found, memory_order.MemoryOrder)
         return found
 
     def _fill(self, i: int, fields: dict[str, float]) -> None:
@@ -107,13 +107,13 @@ SHAPES = [(300, 200), (40, 30), (5000,), (16, 3, 5, 7), (600, 257), (1, 9), (7,)
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Cut tensors of a test's size into several units, and have all threads share the larger ones."""
-    monkeypatch.setattr(walk_order, "UNIT", 1024)
+    monkeypatch.setattr(memory_order, "UNIT", 1024)
     monkeypatch.setattr(native, "SMALL", 20_000)
-    walk_order.factored_order.cache_clear()
-    walk_order.flat_order.cache_clear()
+    memory_order.factored_order.cache_clear()
+    memory_order.flat_order.cache_clear()
     yield
-    walk_order.factored_order.cache_clear()
-    walk_order.flat_order.cache_clear()
+    memory_order.factored_order.cache_clear()
+    memory_order.flat_order.cache_clear()
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from triton import knobs  # noqa: E402
 if knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
 
+from adafactor.kernels.triton.executor import Kind  # noqa: E402
 from adafactor.kernels.triton.first_walk import first_walk  # noqa: E402
-from adafactor.kernels.triton.work import Kind  # noqa: E402
 from tests.kernels.triton_ahead import Variant, compiled, kinds, usage, variants  # noqa: E402
 
 SOME = [

@@ -13,7 +13,7 @@ from tests.kernels import needs
 
 needs.triton()
 from adafactor.bench.launches import Launches, moved  # noqa: E402
-from adafactor.kernels.triton import work as works  # noqa: E402
+from adafactor.kernels.triton import executor as works  # noqa: E402
 from studies import gpu_counts  # noqa: E402
 from studies.gpu_counts import FLOOR, MODELS, Model, count, on_a_cpu  # noqa: E402
 
@@ -59,7 +59,7 @@ def test_bytes_are_those_of_the_units_that_the_tables_hold() -> None:
     with on_a_cpu(), Launches():
         optimizer = Adafactor(model.make(), backend="triton")
         optimizer.step()
-    found = optimizer._buckets[None].works
+    found = optimizer._buckets[None].executors
     sizes = moved(found)  # type: ignore[arg-type]
     matrices = sum(p.numel() for p in model.make() if p.dim() > 1)
     units = 0

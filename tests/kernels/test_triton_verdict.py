@@ -22,8 +22,8 @@ from adafactor.kernels import cache
 from tests.kernels import needs
 
 needs.triton()
-from adafactor.kernels.triton import trial, verdict  # noqa: E402
-from adafactor.kernels.triton.trial import BF16, FP64, Sort  # noqa: E402
+from adafactor.check import trial, verdict  # noqa: E402
+from adafactor.check.trial import BF16, FP64, Sort  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -291,7 +291,7 @@ def test_the_interpreter_passes_the_trial_and_auto_relies_on_it(tmp_path: Path) 
     code = """
 import torch
 from adafactor import Adafactor, kernels
-from adafactor.kernels.triton import trial
+from adafactor.check import trial, verdict  # noqa: E402
 few = trial.examine.__defaults__
 trial.examine.__defaults__ = ((trial.Form((9, 7)), trial.Form((4,))), trial.CASES[-1:], few[2])
 kernels.AUTO["cpu"] = "triton"
@@ -299,7 +299,7 @@ p = torch.nn.Parameter(torch.ones(4, 3))
 p.grad = torch.ones(4, 3)
 optimizer = Adafactor([p])
 optimizer.step()
-print(type(optimizer._buckets[None].works[0]).__module__)
+print(type(optimizer._buckets[None].executors[0]).__module__)
 """
     environment = {**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)}
     strict = ["-W", "error", "-W", "ignore::DeprecationWarning"]  # Triton 3.6's interpreter has one
@@ -307,5 +307,5 @@ print(type(optimizer._buckets[None].works[0]).__module__)
         [sys.executable, *strict, "-c", code], env=environment, capture_output=True, text=True, timeout=300
     )
     assert child.returncode == 0, child.stderr
-    assert child.stdout.split() == ["adafactor.kernels.triton.work"]
+    assert child.stdout.split() == ["adafactor.kernels.triton.executor"]
     assert json.loads(files(tmp_path / "adafactor")[0].read_text())["answers"] == {"float32": None}

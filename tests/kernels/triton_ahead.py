@@ -17,11 +17,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from adafactor.kernels.triton.executor import Kind
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.last_walk import last_walk
 from adafactor.kernels.triton.shard_kernels import conclude, energy_walk, factors, means, totals
-from adafactor.kernels.triton.work import Kind
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adafactor import Adafactor
 from adafactor.kernels import triton as backend
-from adafactor.kernels.triton import work
+from adafactor.kernels.triton import executor as work
 from tests.kernels.triton_ahead import compiled_with
 
 WRITTEN_FIRST = ("vectors", "scratch", "sums")  # by the first walk: nothing may read them before

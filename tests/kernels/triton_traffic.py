@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adafactor.kernels.triton import table, work
+from adafactor.kernels.triton import executor as work
+from adafactor.kernels.triton import table
 from adafactor.kernels.triton.cut import Cut, cut
 from tests.kernels.triton_emulated import Emulator, like_cuda, take
 
@@ -57,7 +58,7 @@ def weigh(shape: tuple[int, int], dtype: torch.dtype, card: str, part: int, patc
     emulator = Emulator(CARDS[card], observe=observe)
     with cut_as(shape, patch), patch.context() as inner:
         inner.setattr(
-            work.Work, "_empty", lambda self, count, dtype: like_cuda(torch.empty(max(count, 1), dtype=dtype))
+            work.Executor, "_empty", lambda self, count, dtype: like_cuda(torch.empty(max(count, 1), dtype=dtype))
         )
         take(emulator, patch, [x], [[g]])
     names, traces = emulator.launched[1:], traces[1:]

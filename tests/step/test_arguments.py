@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from adafactor import Adafactor
-from adafactor.settings import FOREIGN
+from adafactor.core.settings import FOREIGN
 
 WRONG = [
     ("lr", -1.0, ValueError, "at least 0"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor, schedules
-from adafactor import equations as eq
+from adafactor.core import equations as eq
 from tests import oracle
 
 pytestmark = pytest.mark.usefixtures("backend")

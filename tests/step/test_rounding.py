@@ -17,9 +17,9 @@ from numba import njit
 from torch import Tensor
 
 from adafactor import Adafactor
+from adafactor.core.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
 from adafactor.kernels.cpu.native.elements import random_word
 from adafactor.kernels.cpu.native.lines import store_stochastic
-from adafactor.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
 from tests import inside
 
 DRAWS = 100_000

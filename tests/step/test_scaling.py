@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from adafactor import Adafactor, sums
-from adafactor.scaling import Scaling
+from adafactor import Adafactor
+from adafactor.core import sums
+from adafactor.core.grad_scaler import Scaling
 
 pytestmark = pytest.mark.usefixtures("backend")
 

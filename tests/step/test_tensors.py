@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor, schedules
-from adafactor.layout import layout
+from adafactor.core.factoring import find_factoring
 from tests import inside, oracle
 from tests.compare import arguments, gradients, start, trained
 
@@ -214,7 +214,7 @@ def test_empty_tensors_pass_through(shape: tuple[int, ...], factored: str | bool
 def test_the_layout_gives_the_shapes_of_the_state(
     shape: tuple[int, ...], factored: str | bool, expected: dict[str, tuple[int, ...]]
 ) -> None:
-    shapes = layout(shape, factored)
+    shapes = find_factoring(shape, factored)
     p = torch.zeros(shape, requires_grad=True)
     optimizer = Adafactor([p], factored=factored, beta1=0.5)
     state = dict(optimizer.state[p])

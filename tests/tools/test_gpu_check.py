@@ -14,18 +14,20 @@ from typing import Any
 import pytest
 import torch
 
-from adafactor.bench import contenders, gpu_check, gpu_times, machine, memory, place, present, results
+from adafactor.bench import contenders, gpu_times, machine, memory, place, present, results
 from adafactor.bench.contenders import CONTENDERS, parameters
 from adafactor.bench.launches import Launches
 from adafactor.bench.measure import Entry, measure
 from adafactor.bench.results import Measured, Results, Timing
 from adafactor.bench.suites import SUITES
+from adafactor.check import gpu as gpu_check
 from adafactor.cli import main
 from tests.kernels import needs
 
 needs.triton()
+from adafactor.check import trial, verdict  # noqa: E402
 from adafactor.kernels import triton as backend  # noqa: E402
-from adafactor.kernels.triton import trial, verdict, work  # noqa: E402
+from adafactor.kernels.triton import executor as work  # noqa: E402
 from adafactor.kernels.triton.last_walk import CHECK, MEASURE, STEP  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -17,15 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from adafactor import Adafactor, cli, plan, step_in_backward, sums
-from adafactor.kernels import walk_order
+from adafactor import Adafactor, cli, plan, step_in_backward
+from adafactor.core import sums
+from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.eager.blocks import BLOCK_CPU
 from adafactor.planning import SETTINGS, plan_shards, shapes_of, sizes
+from adafactor.planning.communication import fully_sharded
 from adafactor.planning.models import Weight
 from adafactor.planning.optimizers import BLOCK_BYTES, compiled_vectors
+from adafactor.planning.shapes import llama
 from adafactor.planning.show import table
-from adafactor.shapes import llama
-from adafactor.traffic import fully_sharded
 from studies.plan import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes, square
 from tests import inside
 
@@ -128,7 +129,7 @@ def test_the_compiled_step_lays_out_as_many_vectors_as_the_plan_says(shape: tupl
     jobs = inside.job_of(optimizer, p).reshape(1)
     scratch = np.zeros(2 * compiled_vectors((shape, shape)) // 8 + 8)
     native.assign_scratch(jobs, scratch)
-    end = int(jobs["units"][0]) + 8 * walk_order.RESULTS * int(jobs["B"][0] * jobs["cuts"][0])
+    end = int(jobs["units"][0]) + 8 * memory_order.RESULTS * int(jobs["B"][0] * jobs["cuts"][0])
     assert end - scratch.ctypes.data == compiled_vectors((shape, shape))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from adafactor.layout import layout
+from adafactor.core.factoring import find_factoring
 
 
 def floor_bytes(shapes: Sequence[tuple[int, ...]], itemsize: int, momentum: bool, cache: int | None) -> int:
@@ -18,7 +18,7 @@ def floor_bytes(shapes: Sequence[tuple[int, ...]], itemsize: int, momentum: bool
     """
     total = 0
     for shape in shapes:
-        tensor, numel = layout(shape, "outer"), prod(shape)
+        tensor, numel = find_factoring(shape, "outer"), prod(shape)
         kept = 4 * sum(prod(s) for s in tensor.statistics.values())
         once = 3 * itemsize * numel + 2 * kept + (8 * numel if momentum else 0)
         again = itemsize * numel + (kept if tensor.estimator == "full" else 0)

@@ -92,7 +92,7 @@ def time_launches(card: Card, suite: Suite, dtype: str, rounds: int) -> list[Lau
             runner.step()
         for name, value in launches.seconds().items():
             seconds[name].append(value)
-    sizes = moved(runner.optimizer._buckets[None].works)  # type: ignore[attr-defined]
+    sizes = moved(runner.optimizer._buckets[None].executors)  # type: ignore[attr-defined]
     sizes.pop("measure")  # nothing, after the first step
     counts = launches.counts
     return [Launch(name, counts[name], statistics.median(s), sizes.get(name, 0)) for name, s in seconds.items()]

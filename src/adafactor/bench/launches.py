@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from adafactor.bench.place import Card
 
 if TYPE_CHECKING:
-    from adafactor.kernels.triton.work import Work
+    from adafactor.kernels.triton.executor import Executor
 
 
 class Launches:
@@ -23,14 +23,14 @@ class Launches:
 
     def __enter__(self) -> Launches:
         """Take the launcher's place."""
-        from adafactor.kernels.triton import work
+        from adafactor.kernels.triton import executor as work
 
         self._real, work.launch = work.launch, self._launch
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give it back."""
-        from adafactor.kernels.triton import work
+        from adafactor.kernels.triton import executor as work
 
         work.launch = self._real
 
@@ -65,7 +65,7 @@ class Launches:
         return dict(found)
 
 
-def moved(works: Sequence[Work]) -> dict[str, int]:
+def moved(works: Sequence[Executor]) -> dict[str, int]:
     """Bytes that each launch reads and writes in a step, whatever the cache holds, from how tensors are cut.
 
     Tables and scalars are left out: they are a few bytes for thousands of elements.
@@ -98,7 +98,7 @@ def moved(works: Sequence[Work]) -> dict[str, int]:
     return dict(found)
 
 
-def _matrices(work: Work, parameter: Any) -> tuple[int, int, int]:
+def _matrices(work: Executor, parameter: Any) -> tuple[int, int, int]:
     """Rows, columns, and the number of matrices of a stack."""
     from adafactor.kernels.triton.table import factored_axes
 

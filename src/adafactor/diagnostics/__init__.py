@@ -21,7 +21,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from adafactor.record import Record
+from adafactor.core.record import Record
 
 if TYPE_CHECKING:
     from adafactor.diagnostics.history import History

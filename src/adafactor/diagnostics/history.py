@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
+from adafactor.core.record import Record
+from adafactor.core.settings import Settings
 from adafactor.diagnostics.report import About, Report
-from adafactor.record import Record
-from adafactor.settings import Settings
 
 DIGITS = 6  # significant, of a figure in a file
 FLOATS = [field.name for field in fields(Record) if field.type == "float"]

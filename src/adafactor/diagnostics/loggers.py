@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Protocol
 
+from adafactor.core.record import Record
 from adafactor.diagnostics.report import Report, Sink
-from adafactor.record import Record
 
 FIGURES = ("rms_update", "clip_rate", "relative_change")
 ALL_FIGURES = ("rms_update", "clip_rate", "step_size", "rms_parameter", "relative_change", "beta2", "skipped")

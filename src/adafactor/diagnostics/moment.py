@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from adafactor import equations as eq
+from adafactor.core import equations as eq
+from adafactor.core.dtensor import is_sharded
+from adafactor.core.factoring import Factoring, find_factoring, sum_dtype
+from adafactor.core.settings import Settings
 from adafactor.diagnostics.naming import select
 from adafactor.diagnostics.report import parameters, unwrap
-from adafactor.dtensor import is_sharded
-from adafactor.layout import Layout, layout, sum_dtype
-from adafactor.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class _Observed:
     def fit(self, name: str) -> Fit:
         assert self.v is not None and self.g is not None
         s = Settings.of(self.group)
-        shapes = layout(tuple(self.p.shape), s.factored, s.axes)
+        shapes = find_factoring(tuple(self.p.shape), s.factored, s.axes)
         coverage = 1 - self.past
         v = self.v / coverage
         estimate = factored(v, shapes)
@@ -181,7 +181,7 @@ class _Observed:
         )
 
 
-def factored(v: Tensor, shapes: Layout) -> Tensor:
+def factored(v: Tensor, shapes: Factoring) -> Tensor:
     """What the factors of a second moment make of it: V̂ = R·C/mean(R), or row or column means alone (§3, §3.2)."""
     row_axis, col_axis = shapes.row_axis, shapes.col_axis
     if row_axis is None or col_axis is None:

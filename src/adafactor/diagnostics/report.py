@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
+from adafactor.core.record import Record, names_of
+from adafactor.core.settings import Settings
 from adafactor.optimizer import Adafactor
-from adafactor.record import Record, names_of
-from adafactor.settings import Settings
 
 
 @dataclass(frozen=True)

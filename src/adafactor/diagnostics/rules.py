@@ -10,10 +10,10 @@ from statistics import fmean, median
 
 import torch
 
+from adafactor.core.factoring import find_factoring
+from adafactor.core.record import Record
+from adafactor.core.settings import Settings
 from adafactor.diagnostics.report import About
-from adafactor.layout import layout
-from adafactor.record import Record
-from adafactor.settings import Settings
 
 # Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8. The largest
 # is 4.4, but clipped. With the paper's unstable setting four of five tensors jump above 4, and stay at 0.01–0.2 else.
@@ -75,7 +75,7 @@ class Parameter:
     def factored(self) -> bool:
         """Is V̂ made of factors? Known only with the settings."""
         s = self.settings
-        return self.about is not None and layout(self.shape, s.factored, s.axes).estimator != "full"
+        return self.about is not None and find_factoring(self.shape, s.factored, s.axes).estimator != "full"
 
     @cached_property
     def latest(self) -> list[Record]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from adafactor.core.record import Record
 from adafactor.diagnostics.naming import common_prefix, grouped, numbers
 from adafactor.diagnostics.report import Report
 from adafactor.diagnostics.words import Finding, diagnose
-from adafactor.record import Record
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import fill
 
+from adafactor.core.record import Record
 from adafactor.diagnostics.naming import Named, shortened
 from adafactor.diagnostics.report import About, Report
 from adafactor.diagnostics.rules import RULES, Hit, Parameter, loss_grows
-from adafactor.record import Record
 
 
 @dataclass(frozen=True)

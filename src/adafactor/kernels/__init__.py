@@ -18,7 +18,7 @@ for a parameter that there is a path for. A work is prepared once and then takes
 `step.walk` calls the parts in this order. Where `at_once` is true, `step()` does all from `moments` to `apply_` in one
 call. What is kept whole, `state["full"]` and `state["momentum"]`, is averaged in `energy` or in `apply_`.
 
-Where a parameter is sharded, X, G and the state are this rank's shard and `layout` is that of the whole: sums are
+Where a parameter is sharded, X, G and the state are this rank's shard and `factoring` is that of the whole: sums are
 divided by the whole's lengths, and `sharding.py` adds up the parts, which a work offers as `updates`. A shard may be
 empty: then there is nothing to walk, but its factors are kept.
 """
@@ -33,14 +33,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from adafactor.warn import warn
+from adafactor.core.warn import warn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from adafactor.bucket import Parameter
-    from adafactor.settings import Settings
-    from adafactor.step import Update
+    from adafactor.core.bucket import Parameter
+    from adafactor.core.settings import Settings
+    from adafactor.core.step import Update
 
 PROCESS = os.getpid()  # in which the package was imported: in a child, forked later, torch's threads are gone
 # For each folder of this package that is a compiled backend: what it is written in, the oldest version that it works
@@ -56,7 +56,7 @@ BACKENDS = ("auto", "eager", *COMPILED)
 _modes, _level = torch._C._len_torch_dispatch_stack, torch._C._functorch.maybe_current_level  # asked in every step
 
 
-class Work(Protocol):
+class Executor(Protocol):
     """What a backend has prepared for some parameters of a bucket."""
 
     parameters: list[Parameter]
@@ -102,14 +102,14 @@ class Backend(Protocol):
     def why_not(self, parameter: Parameter) -> str | None:
         """What is in the way of stepping this parameter; None if nothing is."""
 
-    def prepare(self, parameters: list[Parameter]) -> list[Work]:
+    def prepare(self, parameters: list[Parameter]) -> list[Executor]:
         """Prepare parameters that nothing is in the way of."""
 
 
 Fallback = tuple["Parameter", str]  # a parameter that `eager` has to step, and why
 
 
-def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fallback | None]:
+def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
     """Give every parameter to a backend; a backend that was asked for by name takes all or raises."""
     from adafactor.kernels import eager
 
@@ -130,10 +130,10 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Work], Fall
         if reason is not None and fallback is None:
             fallback = parameter, reason
         chosen.setdefault("eager" if module is None or reason is not None else name, []).append(parameter)
-    works: list[Work] = []
+    executors: list[Executor] = []
     for name, members in chosen.items():
-        works += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
-    return works, fallback
+        executors += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
+    return executors, fallback
 
 
 def is_watched() -> bool:

@@ -19,8 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from adafactor.core.warn import warn
 from adafactor.kernels.progress import progress
-from adafactor.warn import warn
 
 
 def users_folder() -> Path:

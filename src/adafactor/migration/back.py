@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.layout import layout
+from adafactor.core.factoring import find_factoring
+from adafactor.core.settings import Settings
 from adafactor.migration import arguments as common
 from adafactor.migration.form import Named, Shape, StateDict, checked, count, match, statistics, tensor
-from adafactor.settings import Settings
 
 TARGETS = ("torch", "transformers")
 EPS1 = (
@@ -135,7 +135,7 @@ def _candidates(row: Tensor, col: Tensor, s: Settings) -> list[tuple[Shape, tupl
         full = list(row.shape)  # the shape without the column axis
         full.insert(col_axis, col.shape[col_axis - (col_axis > row_axis)])
         without_row = full[:row_axis] + full[row_axis + 1 :]
-        shapes = layout(tuple(full), "outer", _valid(s, len(full)))
+        shapes = find_factoring(tuple(full), "outer", _valid(s, len(full)))
         if without_row == list(col.shape) and (shapes.row_axis, shapes.col_axis) == (row_axis, col_axis):
             result.append((tuple(full), (row_axis, col_axis)))
     return result

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from adafactor.core.settings import Settings
 from adafactor.migration import back, fairseq, timm, torch_optim, trees
 from adafactor.migration.foreign import SIGNS, recognise
 from adafactor.migration.form import (
@@ -24,7 +25,6 @@ from adafactor.migration.form import (
 )
 from adafactor.migration.groups import Group, Member, express, kind, ours, settings, split
 from adafactor.optimizer import Adafactor
-from adafactor.settings import Settings
 
 PEERS = {
     "torch": torch_optim.ADAFACTOR,

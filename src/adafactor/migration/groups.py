@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.layout import STEP_DTYPE, layout
+from adafactor.core.factoring import STEP_DTYPE, find_factoring
+from adafactor.core.settings import Settings
 from adafactor.migration.form import Arguments, Axes, Moments, Peer, Shape, StateDict, Translation
-from adafactor.settings import Settings
 
 Kind = tuple[str | bool, Axes | None]  # the keywords `factored` and `axes`
 LAST_TWO: Kind = ("outer", (-2, -1))
@@ -61,7 +61,7 @@ def _state(member: Member, told: Translation, keywords: Mapping[str, Any]) -> di
     if step < 0:
         raise ValueError(f"{member.where} has taken {moments.step} steps, fewer than the offset {told.step_offset}")
     state = {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
-    shapes = layout(moments.shape, keywords["factored"], keywords["axes"])
+    shapes = find_factoring(moments.shape, keywords["factored"], keywords["axes"])
     if shapes.row_axis is not None and shapes.col_axis is not None:
         state |= {"row": moments.mean(shapes.col_axis), "col": moments.mean(shapes.row_axis)}
     elif moments.whole is not None:
@@ -102,7 +102,7 @@ def express(shape: Shape, axes: Axes | None, where: str) -> Kind:
     """The same for a tensor whose second moment the peer keeps whole (no axes) or factors over these axes."""
     options: list[Kind] = [("outer", None), (False, None)] if axes is None else [("outer", None), ("outer", axes)]
     for factored, named in options:
-        shapes = layout(shape, factored, named)
+        shapes = find_factoring(shape, factored, named)
         if axes is None or 1 in (shape[axes[0]], shape[axes[1]]):
             fits = shapes.estimator == "full"
         else:

@@ -13,7 +13,7 @@ import torch
 from adafactor.planning import sizes
 from adafactor.planning.models import Model, find
 from adafactor.planning.optimizers import ADAMW, SETTINGS, Setting, Situation
-from adafactor.shapes import Shape
+from adafactor.planning.shapes import Shape
 
 
 @dataclass(frozen=True)

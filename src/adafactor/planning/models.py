@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from adafactor.shapes import Shape, bert, build, gpt2, llama, require_shapes, t5
+from adafactor.planning.shapes import Shape, bert, build, gpt2, llama, require_shapes, t5
 
 
 @dataclass(frozen=True)

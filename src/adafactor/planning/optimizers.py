@@ -13,11 +13,11 @@ from math import prod
 
 import torch
 
-from adafactor.dtensor import drop
-from adafactor.kernels import walk_order
+from adafactor.core.dtensor import drop
+from adafactor.core.factoring import STEP_DTYPE, find_factoring
+from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.eager.blocks import BLOCK_DEVICE
-from adafactor.layout import STEP_DTYPE, layout
-from adafactor.shapes import Shape
+from adafactor.planning.shapes import Shape
 
 FLOAT, SHORT = torch.float32, torch.bfloat16
 ADAMW = ("fused", "foreach", "loop")
@@ -199,7 +199,7 @@ def ours(key: str, label: str, dtype: torch.dtype, momentum: bool = False, round
 def factors(cut: Cut) -> int:
     """The elements of our statistics on one device: the whole decides what is factored, a cut axis is cut in both."""
     whole, part = cut
-    shapes = layout(whole, "outer")
+    shapes = find_factoring(whole, "outer")
     if shapes.row_axis is None or shapes.col_axis is None:
         return prod(part)
     return prod(drop(part, shapes.col_axis)) + prod(drop(part, shapes.row_axis))
@@ -216,14 +216,14 @@ BLOCK_BYTES = {
 
 
 def compiled_vectors(cut: Cut) -> int:
-    """The bytes that the compiled step reserves for a contiguous parameter: `walk_order.scratch_lengths` lists them."""
-    shapes, part = layout(cut[0], "outer"), cut[1]
+    """The bytes that the compiled step reserves for a contiguous parameter (`memory_order.scratch_lengths`)."""
+    shapes, part = find_factoring(cut[0], "outer"), cut[1]
     strides = tuple(prod(part[axis + 1 :]) for axis in range(len(part)))
     if shapes.row_axis is None or shapes.col_axis is None:
-        order = walk_order.flat_order(part, strides, strides)
+        order = memory_order.flat_order(part, strides, strides)
     else:
-        order = walk_order.factored_order(part, strides, strides, shapes.row_axis, shapes.col_axis)
-    assert isinstance(order, walk_order.WalkOrder)  # there is a way through every contiguous tensor
+        order = memory_order.factored_order(part, strides, strides, shapes.row_axis, shapes.col_axis)
+    assert isinstance(order, memory_order.MemoryOrder)  # there is a way through every contiguous tensor
     return 8 * order.scratch
 
 

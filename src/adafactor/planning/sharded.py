@@ -8,10 +8,10 @@ from math import prod
 
 import torch
 
-from adafactor.layout import layout
+from adafactor.core.factoring import find_factoring
+from adafactor.planning.communication import fully_sharded
 from adafactor.planning.models import find
-from adafactor.shapes import Shape
-from adafactor.traffic import fully_sharded
+from adafactor.planning.shapes import Shape
 
 TRAFFIC = ("llama-1b", "llama-7b", "llama-70b")  # when no model is named
 
@@ -37,7 +37,7 @@ class Sent:
 def plan_shards(model: str, shapes: list[Shape], ranks: int) -> Sent:
     """The line of one model: what is kept, and what a step sends."""
     count, sums = sum(map(prod, shapes)), fully_sharded(shapes, ranks)
-    state = sum(layout(shape, "outer").state_bytes(torch.float32, momentum=False) for shape in shapes)
+    state = sum(find_factoring(shape, "outer").state_bytes(torch.float32, momentum=False) for shape in shapes)
     # a ring of N ranks sends 2·(N − 1)/N of an all-reduce's bytes and (N − 1)/N of a reduce-scatter's
     ours, theirs = 2 * sums.bytes * (ranks - 1) // ranks, 2 * count * (ranks - 1) // ranks
     return Sent(model, count, ranks, state, sums.collectives, ours, theirs)

@@ -1,6 +1,6 @@
 """The backend that Numba compiles, for tensors on a CPU: no tensor-sized temporary, and all tensors in one call.
 
-`work.py` describes tensors to the loops in `native`, in an order that `walk_order.py` has found, and `threads.py` has
+`work.py` describes tensors to the loops in `native`, in an order that `memory_order.py` has found, and `threads.py` has
 the threads that run them.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from adafactor.bucket import Parameter, why_not_plain
-from adafactor.kernels.cpu.work import Work
-from adafactor.kernels.walk_order import WalkOrder, find_walk_order
+from adafactor.core.bucket import Parameter, why_not_plain
+from adafactor.kernels.cpu.executor import Executor
+from adafactor.kernels.memory_order import MemoryOrder, find_memory_order
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -28,15 +28,15 @@ def why_not(parameter: Parameter) -> str | None:
         return f"its gradient is a {form.type.__name__}, a subclass of Tensor"
     if form.is_negative or form.is_zero:
         return "its gradient is a view with the negative bit set, or a zero tensor without memory"
-    order = find_walk_order(parameter)
-    return None if isinstance(order, WalkOrder) else order
+    order = find_memory_order(parameter)
+    return None if isinstance(order, MemoryOrder) else order
 
 
-def prepare(parameters: list[Parameter]) -> list[Work]:
+def prepare(parameters: list[Parameter]) -> list[Executor]:
     """Make a work of all parameters of the same dtypes; those that go walk by walk have one of their own."""
     kinds: dict[tuple[torch.dtype, torch.dtype, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
         assert parameter.gradient is not None
         kinds.setdefault((parameter.x.dtype, parameter.gradient.dtype, sharded, raises), []).append(parameter)
-    return [Work(members, (x, g), sharded, raises) for (x, g, sharded, raises), members in kinds.items()]
+    return [Executor(members, (x, g), sharded, raises) for (x, g, sharded, raises), members in kinds.items()]

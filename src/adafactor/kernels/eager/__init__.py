@@ -7,7 +7,7 @@
 | `vectors` | many small vectors on a device, laid end to end |
 | `blocks` | how a tensor is cut so that extra memory stays bounded |
 
-Sums are taken in an order that does not depend on the number of threads (`adafactor.sums`).
+Sums are taken in an order that does not depend on the number of threads (`adafactor.core.sums`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adafactor import sums
-from adafactor.bucket import Parameter
+from adafactor.core import sums
+from adafactor.core.bucket import Parameter
+from adafactor.core.settings import Settings
+from adafactor.core.step import Update
 from adafactor.kernels.eager import algorithm
 from adafactor.kernels.eager.scalars import Batch
 from adafactor.kernels.eager.vectors import Factors, Vectors, find_factors, find_vectors
-from adafactor.settings import Settings
-from adafactor.step import Update
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -31,20 +31,20 @@ def why_not(parameter: Parameter) -> str | None:
     return None
 
 
-def prepare(parameters: list[Parameter]) -> list[Work]:
+def prepare(parameters: list[Parameter]) -> list[Executor]:
     """On a CPU a work for each parameter, which stays in the cache from walk to walk; elsewhere one for a device."""
-    works: list[Work] = []
+    executors: list[Executor] = []
     devices: dict[tuple[torch.device, bool], list[Parameter]] = {}
     for parameter in parameters:
         together = parameter.shard is not None or parameter.settings.on_nonfinite == "raise"
         if sums.on_host(parameter.x) or parameter.overlaps:
-            works.append(Work([parameter], together))
+            executors.append(Executor([parameter], together))
         else:
             devices.setdefault((parameter.x.device, together), []).append(parameter)
-    return works + [Work(members, together) for (_, together), members in devices.items()]
+    return executors + [Executor(members, together) for (_, together), members in devices.items()]
 
 
-class Work:
+class Executor:
     """Parameters that plain torch steps side by side."""
 
     at_once = False

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adafactor import equations as eq
-from adafactor import sums
-from adafactor.bucket import Parameter
-from adafactor.equations import Scalar
+from adafactor.core import equations as eq
+from adafactor.core import sums
+from adafactor.core.bucket import Parameter
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import Factoring, statistics_dtype
+from adafactor.core.rounding import elements, lost, random_words, remainder, stochastic
+from adafactor.core.step import Update
 from adafactor.kernels.eager.blocks import Block, Scratch, add, blocks, part, part_of_scale, shrink_of, without
 from adafactor.kernels.eager.scalars import keep_and_fade, where
-from adafactor.layout import Layout, statistics_dtype
-from adafactor.rounding import elements, lost, random_words, remainder, stochastic
-from adafactor.step import Update
 
 # ---- Algorithms 4 and 5 -----------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def means_of_squares(sum_: Tensor, count: int, whole: int, eps1: float, shrink: 
     return (sum_ / shrink + count * eps1) / whole
 
 
-def inverse_root(shapes: Layout, row: Tensor | None, col: Tensor | None, mean_row: Tensor | None) -> list[Tensor]:
+def inverse_root(shapes: Factoring, row: Tensor | None, col: Tensor | None, mean_row: Tensor | None) -> list[Tensor]:
     """1/√V̂ as vectors that broadcast over X (lines 7–8; §3.2 for rows or columns alone).
 
     `row` is Rₜ (…, n), `col` is Cₜ (…, m), `mean_row` the mean of R over n if R is not whole here.
@@ -91,7 +91,7 @@ def moments(u: Update) -> None:
 
     G² fits float32 but a sum of it may not: a power of two keeps sums in range, exactly.
     """
-    p, row_axis, col_axis = u.parameter, u.parameter.layout.row_axis, u.parameter.layout.col_axis
+    p, row_axis, col_axis = u.parameter, u.parameter.factoring.row_axis, u.parameter.factoring.col_axis
     scratch, shrink = Scratch(p.x), shrink_of(p.shape)
     for block in blocks(u.g):
         g = scratch.load(part(u.g, block))
@@ -108,7 +108,7 @@ def moments(u: Update) -> None:
 
 def means(u: Update) -> None:
     """From the sums to means of G² + ε₁, in double, where ε₁ cannot be lost; and whether G² is finite."""
-    p, row_axis, col_axis = u.parameter, u.parameter.layout.row_axis, u.parameter.layout.col_axis
+    p, row_axis, col_axis = u.parameter, u.parameter.factoring.row_axis, u.parameter.factoring.col_axis
     shrink, eps1, seen = shrink_of(p.shape), p.settings.eps[0], u.largest
     if u.rows is not None and col_axis is not None:
         u.rows = means_of_squares(u.rows, p.x.shape[col_axis], p.shape[col_axis], eps1, shrink)
@@ -126,7 +126,7 @@ def factors(u: Update) -> None:
     p = u.parameter
     row, col = _averaged(u, "row", u.rows), _averaged(u, "col", u.cols)
     dtype = statistics_dtype(p.x.dtype)
-    u.scales = [scale.to(dtype) for scale in inverse_root(p.layout, row, col, u.mean_row)]
+    u.scales = [scale.to(dtype) for scale in inverse_root(p.factoring, row, col, u.mean_row)]
 
 
 def energy(u: Update) -> None:
@@ -173,7 +173,7 @@ def _average_what_is_whole(u: Update, block: Block, scratch: Scratch) -> Tensor:
     """V̂ and the momentum of a block of G, where they are kept whole; what U is made of: G or its average."""
     p = u.parameter
     g = scratch.load(part(u.g, block))
-    full, averages = p.layout.estimator == "full", _averages_gradients(p)
+    full, averages = p.factoring.estimator == "full", _averages_gradients(p)
     if (full or averages) and u.not_taken is not None:
         g = g.masked_fill(u.not_taken, 0)  # even with a weight of zero, a NaN would reach the averages
     if full:
@@ -190,7 +190,7 @@ def _average_what_is_whole(u: Update, block: Block, scratch: Scratch) -> Tensor:
 def _direction(u: Update, g: Tensor, block: Block, scratch: Scratch) -> Tensor:
     """U of one block."""
     out = scratch.like(g)
-    if u.parameter.layout.estimator == "full":
+    if u.parameter.factoring.estimator == "full":
         return torch.rsqrt(part(u.parameter.state["full"], block), out=out).mul_(g)
     return direction(g, [part_of_scale(scale, block) for scale in u.scales], out)
 

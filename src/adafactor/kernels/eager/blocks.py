@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adafactor.equations import Scalar
-from adafactor.layout import statistics_dtype, sum_dtype
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import statistics_dtype, sum_dtype
 
 Block = tuple[slice, ...] | None  # None: the tensor is one block
 

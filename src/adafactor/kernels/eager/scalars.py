@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from adafactor import equations as eq
-from adafactor import sums
-from adafactor.bucket import Parameter
-from adafactor.equations import Scalar
-from adafactor.layout import sum_dtype
-from adafactor.rounding import keys, roots
-from adafactor.settings import Rates, Settings
-from adafactor.step import Update, not_finite
+from adafactor.core import equations as eq
+from adafactor.core import sums
+from adafactor.core.bucket import Parameter
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import sum_dtype
+from adafactor.core.rounding import keys, roots
+from adafactor.core.settings import Rates, Settings
+from adafactor.core.step import Update, not_finite
 
 
 class Batch:
@@ -30,10 +30,10 @@ class Batch:
         self.places, self.parameters = places, parameters
         x = parameters[0].x
         self.on_host = len(parameters) == 1 and sums.on_host(x)
-        self.count: Scalar = float(parameters[0].layout.count)
+        self.count: Scalar = float(parameters[0].factoring.count)
         self.roots: tuple[Scalar, Scalar] | None = None
         if not self.on_host:
-            sizes = [float(p.layout.count) for p in parameters]
+            sizes = [float(p.factoring.count) for p in parameters]
             self.count = torch.tensor(sizes, dtype=sum_dtype(x.device), device=x.device)
         if any(p.rounding == "stochastic" for p in parameters):
             pairs = [roots(p.settings.seed, p.number) for p in parameters]

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from adafactor import equations as eq
-from adafactor.bucket import PLAIN, Parameter
-from adafactor.equations import Scalar
+from adafactor.core import equations as eq
+from adafactor.core.bucket import PLAIN, Parameter
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import statistics_dtype, sum_dtype
 from adafactor.kernels.eager.blocks import BLOCK_DEVICE, shrink_of
 from adafactor.kernels.eager.scalars import keep_and_fade
-from adafactor.layout import statistics_dtype, sum_dtype
 
 if TYPE_CHECKING:
+    from adafactor.core.step import Update
     from adafactor.kernels.eager.scalars import Batch
-    from adafactor.step import Update
 
 SMALL = 2**16  # elements: above this a launch of its own costs little beside the work
 
@@ -184,7 +184,7 @@ class Factors:
         dtype = statistics_dtype(self.parameters[0].x.dtype)
         row_scales, col_scales = rows.cut(eq.row_scale(new[0], mean).to(dtype)), cols.cut(new[1].rsqrt().to(dtype))
         for u, r, c in zip(self.updates, row_scales, col_scales, strict=True):
-            row_axis, col_axis = u.parameter.layout.row_axis or 0, u.parameter.layout.col_axis or 0
+            row_axis, col_axis = u.parameter.factoring.row_axis or 0, u.parameter.factoring.col_axis or 0
             u.scales = [r.unsqueeze(col_axis), c.unsqueeze(row_axis)]  # (n, 1) and (1, m)
 
     def end(self) -> None:
@@ -197,7 +197,9 @@ def find_vectors(batch: Batch, updates: list[Update]) -> list[Vectors]:
 
     def fits(u: Update) -> bool:
         p = u.parameter
-        return p.layout.estimator == "full" and p.rounding == "nearest" and p.x.numel() <= SMALL and _is_plain(p, u.g)
+        return (
+            p.factoring.estimator == "full" and p.rounding == "nearest" and p.x.numel() <= SMALL and _is_plain(p, u.g)
+        )
 
     return [Vectors(batch, run) for run in _runs(batch, updates, fits, BLOCK_DEVICE // SMALL)]
 
@@ -207,7 +209,7 @@ def find_factors(batch: Batch, updates: list[Update]) -> list[Factors]:
 
     def fits(u: Update) -> bool:
         p = u.parameter
-        return p.layout.estimator == "outer" and p.x.dim() == 2 and _is_plain(p)
+        return p.factoring.estimator == "outer" and p.x.dim() == 2 and _is_plain(p)
 
     return [Factors(batch, run) for run in _runs(batch, updates, fits, 1024)]
 

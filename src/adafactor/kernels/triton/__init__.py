@@ -19,11 +19,11 @@ from __future__ import annotations
 import torch
 from triton import knobs
 
-from adafactor.bucket import PLAIN, Parameter, why_not_plain
+from adafactor.core.bucket import PLAIN, Parameter, why_not_plain
+from adafactor.kernels.memory_order import MemoryOrder, numbering, stored
+from adafactor.kernels.triton.executor import Executor, Kind
 from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.table import factored_axes, is_aligned, whole_order
-from adafactor.kernels.triton.work import Kind, Work
-from adafactor.kernels.walk_order import WalkOrder, numbering, stored
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
 DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too
@@ -52,7 +52,7 @@ def why_not(parameter: Parameter) -> str | None:
     for key in ("full", "momentum", "compensation"):
         if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
-    if parameter.layout.estimator == "full":
+    if parameter.factoring.estimator == "full":
         return _why_not_whole(parameter)
     p, q = factored_axes(parameter)
     factors = [s for key in ("row", "col") if key in parameter.state for s in parameter.state[key].stride()]
@@ -65,7 +65,7 @@ def why_not(parameter: Parameter) -> str | None:
 
 def _why_not_whole(parameter: Parameter) -> str | None:
     order = whole_order(parameter)
-    if not isinstance(order, WalkOrder):
+    if not isinstance(order, MemoryOrder):
         return order
     shape = tuple(parameter.x.shape)
     if parameter.rounding == "stochastic" and numbering(order, shape, parameter.shape, parameter.offset) is None:
@@ -75,8 +75,8 @@ def _why_not_whole(parameter: Parameter) -> str | None:
 
 def why_not_here(parameter: Parameter) -> str | None:
     """Why `auto` should not rely on this card for a parameter like this; asked once per card and version."""
-    from adafactor.kernels.triton import verdict
-    from adafactor.kernels.triton.trial import Sort
+    from adafactor.check import verdict
+    from adafactor.check.trial import Sort
 
     s, form = parameter.settings, parameter.gradient
     assert form is not None
@@ -84,13 +84,11 @@ def why_not_here(parameter: Parameter) -> str | None:
     return verdict.reason(parameter.x.device, sort)
 
 
-def prepare(parameters: list[Parameter]) -> list[Work]:
+def prepare(parameters: list[Parameter]) -> list[Executor]:
     """Make a work of all parameters of the same kind on the same device."""
     kinds: dict[tuple[Kind, torch.device, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
         kind = Kind.of(parameter, is_aligned(parameter))
         kinds.setdefault((kind, parameter.x.device, sharded, raises), []).append(parameter)
-    return [
-        Shards(members, kind) if sharded else Work(members, kind) for (kind, _, sharded, _), members in kinds.items()
-    ]
+    return [(Shards if sharded else Executor)(members, kind) for (kind, _, sharded, _), members in kinds.items()]

@@ -112,7 +112,7 @@ def narrow(value, DTYPE: tl.constexpr):
 
 @triton.jit
 def mix(h, salt):
-    """The same words as `adafactor.rounding.mix`."""
+    """The same words as `adafactor.core.rounding.mix`."""
     h ^= h >> 16
     h *= tl.full((), 0x7FEB352D, tl.uint32)
     h ^= salt
@@ -131,7 +131,7 @@ def random_words(number, key1, key2):
 
 @triton.jit
 def stochastic(value, words, DTYPE: tl.constexpr):
-    """Round to one of the two neighbours, up where the random bits say so; see `adafactor.rounding.stochastic`."""
+    """Round to one of the two neighbours, up where the random bits say so; see `adafactor.core.rounding.stochastic`."""
     CUT: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
     LARGEST: tl.constexpr = 3.3895313892515355e38 if DTYPE == tl.bfloat16 else 65504.0
     bits = value.to(tl.uint32, bitcast=True)
@@ -148,7 +148,7 @@ def stochastic(value, words, DTYPE: tl.constexpr):
 
 @triton.jit
 def remainder(lost, x, DTYPE: tl.constexpr):
-    """What rounding took away from X; nothing where it is too much for that X. See `adafactor.rounding.remainder`."""
+    """What rounding took away from X; nothing where it is too much for that X (`core.rounding.remainder`)."""
     HALF_UNIT: tl.constexpr = 2.0**-8 if DTYPE == tl.bfloat16 else 2.0**-11
     power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(lost) <= power * HALF_UNIT, lost, 0.0)

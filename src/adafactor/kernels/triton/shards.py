@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.bucket import Parameter
+from adafactor.core.bucket import Parameter
+from adafactor.core.settings import Settings
+from adafactor.core.step import Update, not_finite
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton.executor import Executor, Kind, launch
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.last_walk import STEP
 from adafactor.kernels.triton.shard_kernels import conclude, energy_walk, factors, means, totals
 from adafactor.kernels.triton.table import factored_axes
-from adafactor.kernels.triton.work import Kind, Work, launch
-from adafactor.settings import Settings
-from adafactor.step import Update, not_finite
 
 
-class Shards(Work):
+class Shards(Executor):
     """Sharded parameters of one kind."""
 
     def __init__(self, parameters: list[Parameter], kind: Kind):
@@ -174,10 +174,10 @@ class Shards(Work):
 
     def _views(self, parameter: Parameter) -> dict[str, Tensor]:
         """The means of a parameter, in the shapes of its state."""
-        if parameter.layout.estimator == "full":
+        if parameter.factoring.estimator == "full":
             return {}
         p, q = factored_axes(parameter)
-        names = ("row", "col") if p == parameter.layout.row_axis else ("col", "row")
+        names = ("row", "col") if p == parameter.factoring.row_axis else ("col", "row")
         first, stride = self.table.new_vectors[parameter]
         found = {}
         for name, gone, start in ((names[0], q, first[0]), (names[1], p, first[1])):

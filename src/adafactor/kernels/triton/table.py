@@ -10,13 +10,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from adafactor.bucket import Parameter
+from adafactor.core.bucket import Parameter
+from adafactor.core.factoring import statistics_dtype
+from adafactor.core.rounding import roots
 from adafactor.kernels.eager.blocks import shrink_of
+from adafactor.kernels.memory_order import MemoryOrder, flat_order, numbering
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.cut import BLOCK, LINE, PIECE, SHARE, WHOLE_UNIT, Cut, checked, cut
-from adafactor.kernels.walk_order import WalkOrder, flat_order, numbering
-from adafactor.layout import statistics_dtype
-from adafactor.rounding import roots
 
 GAP = 64  # elements: every vector in scratch begins at a multiple
 
@@ -84,10 +84,10 @@ class Table:
         if parameter.rounding == "kahan":
             row[f.COMPENSATION.value] = state["compensation"].data_ptr()
         row[f.ROOT1.value], row[f.ROOT2.value] = roots(s.seed, parameter.number)
-        row[f.COUNT.value] = parameter.layout.count
+        row[f.COUNT.value] = parameter.factoring.count
         row[f.SHRINK.value] = struct.unpack("q", struct.pack("d", shrink_of(parameter.shape)))[0]
         row[f.FIRST_UNIT.value], row[f.FIRST_BLOCK.value] = self.unit_count, self.block_count
-        if parameter.layout.estimator == "full":
+        if parameter.factoring.estimator == "full":
             self._describe_whole(number, parameter, row)
         else:
             self._describe_matrices(number, parameter, row, how)
@@ -103,7 +103,7 @@ class Table:
         matrix[f.OF.value] = number
         if parameter.rounding == "stochastic":
             order = whole_order(parameter)
-            assert isinstance(order, WalkOrder)
+            assert isinstance(order, MemoryOrder)
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
             assert numbers is not None
             matrix[f.NUMBER.value], row[f.NUMBER_P.value] = numbers[0], numbers[2]
@@ -120,7 +120,7 @@ class Table:
             "number": [prod(whole[i + 1 :]) for i in range(len(whole))],
         }
         # the state's own names are the paper's: its rows may be either axis
-        along_p, along_q = ("row", "col") if p == parameter.layout.row_axis else ("col", "row")
+        along_p, along_q = ("row", "col") if p == parameter.factoring.row_axis else ("col", "row")
         for key, gone, name in ((along_p, q, "row"), (along_q, p, "col")):
             if key in parameter.state:
                 factor = parameter.state[key]
@@ -140,7 +140,7 @@ class Table:
             (f.GQ, strides["g"][q]),
             (f.ROW_STRIDE, strides["row"][p]),
             (f.COL_STRIDE, strides["col"][q]),
-            (f.SWAPPED, p != parameter.layout.row_axis),
+            (f.SWAPPED, p != parameter.factoring.row_axis),
             (f.NUMBER_P, strides["number"][p]),
             (f.NUMBER_Q, strides["number"][q]),
         ):
@@ -243,13 +243,13 @@ class Table:
 
 def factored_axes(parameter: Parameter) -> tuple[int, int]:
     """P and Q: the factored axes in the order of memory, the outer one first."""
-    row, col = parameter.layout.row_axis, parameter.layout.col_axis
+    row, col = parameter.factoring.row_axis, parameter.factoring.col_axis
     assert row is not None and col is not None
     stride = parameter.x.stride()
     return (col, row) if stride[row] < stride[col] else (row, col)
 
 
-def whole_order(parameter: Parameter) -> WalkOrder | str:
+def whole_order(parameter: Parameter) -> MemoryOrder | str:
     """The order of memory of a tensor whose second moment is kept whole, or why there is none."""
     assert parameter.gradient is not None
     return flat_order(tuple(parameter.x.shape), parameter.x.stride(), parameter.gradient.stride)
@@ -257,7 +257,7 @@ def whole_order(parameter: Parameter) -> WalkOrder | str:
 
 def cut_of(parameter: Parameter, held: int) -> Cut:
     """How a parameter is cut."""
-    if parameter.layout.estimator == "full":
+    if parameter.factoring.estimator == "full":
         return Cut(WHOLE_UNIT, False, PIECE)
     assert parameter.gradient is not None
     p, q = factored_axes(parameter)
@@ -271,7 +271,7 @@ def is_aligned(parameter: Parameter) -> bool:
     kept = [state[key] for key in ("full", "momentum", "compensation") if key in state]
     if any(t.data_ptr() % 16 for t in (x, *kept)):
         return False
-    if parameter.layout.estimator == "full":
+    if parameter.factoring.estimator == "full":
         return x.numel() % 16 == 0
     p, q = factored_axes(parameter)
     steps = [*x.stride(), *form.stride]

@@ -37,7 +37,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from adafactor.kernels import walk_order
+from adafactor.core.factoring import statistics_dtype
+from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.cpu import threads
 from adafactor.kernels.cpu.native import compiling, machine_code, parts, schedule
 from adafactor.kernels.cpu.native.elements import Kind
@@ -63,7 +64,6 @@ from adafactor.kernels.cpu.native.job import (
     STOCHASTIC,
     new_jobs,
 )
-from adafactor.layout import statistics_dtype
 
 __all__ = [
     "APPLY", "COLUMN", "CONCLUDE", "END", "ENERGY", "FACTORS", "FULL", "JOB", "KAHAN", "KINDS", "MEASURE", "MOMENTS",
@@ -77,7 +77,7 @@ STORED = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: 
 KINDS: dict[tuple[torch.dtype, torch.dtype], Kind] = {
     (x, g): Kind(STORED[x], STORED[g], STORED[statistics_dtype(x)])
     for x, g in itertools.product(STORED, STORED)
-    if walk_order.stored(x, g)
+    if memory_order.stored(x, g)
 }
 
 
@@ -128,7 +128,7 @@ def walk(jobs: Any, kind: Kind, first: int, last: int, scratch: Any = None, wher
     large, _, missing, total, large_bytes, _, thread_bytes = plan[SURVEYED]
     if missing:
         code.compile(missing)
-    count = max(1, min(torch.get_num_threads(), total // walk_order.UNIT))
+    count = max(1, min(torch.get_num_threads(), total // memory_order.UNIT))
     counters = LINE * -(-(schedule.FIRST_PHASE + large * END * schedule.PHASE_SIZE) // LINE)
     memory = torch.empty((LINE + counters + large_bytes + count * thread_bytes) // 8, dtype=torch.float64, device="cpu")
     base = LINE * -(-memory.data_ptr() // LINE)
@@ -144,7 +144,7 @@ MEMORY = slice(FIELDS.index("counters"), FIELDS.index("thread_scratch") + 1)
 
 
 def assign_scratch(jobs: Any, scratch: Any) -> None:
-    """Give every job its own part of the scratch, one after the other; `WalkOrder.scratch` says how much each takes."""
+    """Give every job its own part of the scratch, one after the other; `MemoryOrder.scratch` is the size of each."""
     _keep, at = _plan(jobs, address_of(scratch))
     control().hand_out(at)
 
@@ -171,7 +171,7 @@ def _plan(
     It begins as `schedule.WALK`, and the order of the jobs comes behind it.
     """
     where = address_of(jobs) if where is None else where
-    given = (where, len(jobs), data, first, last, stat_size, SMALL, torch.get_num_threads(), walk_order.UNIT)
+    given = (where, len(jobs), data, first, last, stat_size, SMALL, torch.get_num_threads(), memory_order.UNIT)
     plan = array("q", (*given, own_scratch))  # less overhead than NumPy's arrays, of which small models feel every one
     plan.frombytes(bytes(8 * (len(FIELDS) + len(jobs) - len(plan))))
     address, _ = plan.buffer_info()

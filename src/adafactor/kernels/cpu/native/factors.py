@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba.extending import overload, register_jitable
 
-from adafactor import equations
+from adafactor.core import equations
 from adafactor.kernels.cpu.native.elements import OPTIONS, array_at, as_written, narrow, root, size_of, summing, widen
 from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, state_index
 from adafactor.kernels.cpu.native.job import (

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from adafactor.kernels import walk_order
+from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.cpu.native.elements import OPTIONS, Source, array_at, as_written, summing
 
-WIDTH = walk_order.WIDTH
+WIDTH = memory_order.WIDTH
 TALL = 64  # rows that are summed in the statistics' precision
 
 
@@ -24,7 +24,7 @@ NONE, OF_UPDATE, OF_GRADIENT = range(3)  # momentum
 NEAREST, STOCHASTIC, KAHAN = range(3)  # rounding
 MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, REPAIR, END = numbers(8)  # the phases of a step
 CHECK = END + 1  # no phase: asks the loop of APPLY to sum two lines again (see `carry`)
-RESULTS = walk_order.RESULTS
+RESULTS = memory_order.RESULTS
 FIRST, SECOND, THIRD = numbers(3)  # of a unit's results
 
 
@@ -65,7 +65,7 @@ JOB = np.dtype([
     *_fields(INTEGER, "row col row_scale col_scale means partial column_energy units"),
 ])  # fmt: skip
 
-scratch_lengths = register_jitable(**OPTIONS)(walk_order.scratch_lengths)
+scratch_lengths = register_jitable(**OPTIONS)(memory_order.scratch_lengths)
 
 
 def new_jobs(count: int) -> Any:

@@ -264,7 +264,7 @@ def share_phase(walk: Any, address: int, phase: int, counters: int, scratch: int
 
 
 def enter(address: int) -> None:
-    """Work with the other threads until there is nothing left to begin. This is what every thread runs."""
+    """Executor with the other threads until there is nothing left to begin. This is what every thread runs."""
     walk = array_at(address, 1, WALK)[0]
     add_at(walk.counters + INSIDE, 1)
     if add_at(walk.counters + CLOSING, 0) == 0:

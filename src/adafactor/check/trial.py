@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.rounding import SIXTEEN_BIT
+from adafactor.core.rounding import SIXTEEN_BIT
 
 STEPS = 3
 GRAPH, HAS_GRAPHS = "captured in a graph", ("cuda",)

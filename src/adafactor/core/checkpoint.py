@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import StateDict
 
-from adafactor import dtensor
-from adafactor import state as states
-from adafactor.layout import Layout
-from adafactor.record import names_of
-from adafactor.settings import Settings, rename_momentum
+from adafactor.core import dtensor
+from adafactor.core import state as states
+from adafactor.core.factoring import Factoring
+from adafactor.core.record import names_of
+from adafactor.core.settings import Settings, rename_momentum
 
-Loaded = dict[Tensor, tuple[states.State, Layout, str]]  # states, with the layout and `momentum_of` that each is for
+Loaded = dict[Tensor, tuple[states.State, Factoring, str]]  # each with the factoring and `momentum_of` it is for
 
 
 def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Loaded:
@@ -43,7 +43,7 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):
-            values, shapes = entries.pop(key, None), states.layout_of(p, settings)
+            values, shapes = entries.pop(key, None), states.factoring_of(p, settings)
             if values:
                 _check_entry(values, shapes, name)
             elif not p.requires_grad:
@@ -78,7 +78,7 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
             state[key] = deepcopy(value)
 
 
-def _check_entry(state: states.State, shapes: Layout, name: str) -> None:
+def _check_entry(state: states.State, shapes: Factoring, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
     states.check_shapes(state, shapes, name)
     try:

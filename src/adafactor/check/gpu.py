@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from adafactor.bench.gpu_times import Times
     from adafactor.bench.place import Card
-    from adafactor.kernels.triton.trial import Finding, Form, Sort
+    from adafactor.check.trial import Finding, Form, Sort
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def _all(arguments: argparse.Namespace, device: torch.device, card: Card | None)
 
 def as_dict(device: torch.device, only: str | None, off: Sequence[Finding], times: Sequence[Times]) -> dict[str, Any]:
     """What was checked where, what is off, and how long steps took."""
-    from adafactor.kernels.triton import verdict
+    from adafactor.check import verdict
 
     return {
         **verdict.describe(device),
@@ -77,8 +77,8 @@ def as_dict(device: torch.device, only: str | None, off: Sequence[Finding], time
 
 def check(device: torch.device, only: str | None = None) -> list[Finding]:
     """Try all sorts of kernels, or those of this name, say how each went, and keep the answers for `auto`."""
+    from adafactor.check import trial, verdict
     from adafactor.kernels.progress import progress
-    from adafactor.kernels.triton import trial, verdict
 
     if not (sorts := _sorts(only)):
         raise ValueError(f"--only {only}: there are {'; '.join(map(str, _sorts()))}")
@@ -106,7 +106,7 @@ def check(device: torch.device, only: str | None = None) -> list[Finding]:
 
 def about(device: torch.device) -> str:
     """Versions and card, in a line."""
-    from adafactor.kernels.triton import verdict
+    from adafactor.check import verdict
 
     found = verdict.describe(device)
     versions = ", ".join(f"{name} {found[name]}" for name in ("adafactor", "torch", "triton"))
@@ -117,7 +117,7 @@ def about(device: torch.device) -> str:
 
 def forms_for(device: torch.device) -> Sequence[Form]:
     """All tensors on a card; a few small ones in the interpreter, which takes milliseconds for every program."""
-    from adafactor.kernels.triton.trial import FORMS, Form
+    from adafactor.check.trial import FORMS, Form
 
     return FORMS if device.type != "cpu" else (Form((9, 7)), Form((6, 5), "transposed"), Form((5,)))
 
@@ -126,7 +126,7 @@ def _sorts(only: str | None = None) -> list[Sort]:
     """Those of this name that can be had: torch has not always let a gradient's dtype differ from its parameter's."""
     import torch
 
-    from adafactor.kernels.triton.trial import SORTS
+    from adafactor.check.trial import SORTS
 
     found = [sort for sort in SORTS if sort.x == sort.g or hasattr(torch.Tensor, "grad_dtype")]
     return [sort for sort in found if only is None or only in str(sort)]

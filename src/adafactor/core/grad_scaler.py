@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adafactor import sums
+from adafactor.core import sums
 
 
 class Scaling(NamedTuple):

@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor import dtensor
-from adafactor.layout import STEP_DTYPE, Layout, layout, statistics_dtype
-from adafactor.rounding import SIXTEEN_BIT
-from adafactor.settings import Settings
+from adafactor.core import dtensor
+from adafactor.core.factoring import STEP_DTYPE, Factoring, find_factoring, statistics_dtype
+from adafactor.core.rounding import SIXTEEN_BIT
+from adafactor.core.settings import Settings
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 State = dict[str, Any]  # tensors, and what users put beside them
 
 
-def layout_of(p: Tensor, settings: Settings) -> Layout:
+def factoring_of(p: Tensor, settings: Settings) -> Factoring:
     """Which axes of a parameter are factored under these settings."""
-    return layout(tuple(p.shape), settings.factored, settings.axes)
+    return find_factoring(tuple(p.shape), settings.factored, settings.axes)
 
 
-def new_state(p: Tensor, shapes: Layout, settings: Settings) -> State:
+def new_state(p: Tensor, shapes: Factoring, settings: Settings) -> State:
     """Make the state of a parameter that has taken no step."""
     dtype = statistics_dtype(p.dtype)
     state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
@@ -37,7 +37,7 @@ def new_state(p: Tensor, shapes: Layout, settings: Settings) -> State:
     return {key: value.detach() for key, value in state.items()}
 
 
-def complete(state: State, p: Tensor, shapes: Layout, settings: Settings, name: str) -> None:
+def complete(state: State, p: Tensor, shapes: Factoring, settings: Settings, name: str) -> None:
     """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
     if not state:
         state.update(new_state(p, shapes, settings))
@@ -58,7 +58,7 @@ def _add_missing(state: State, p: Tensor, settings: Settings) -> None:
         state["compensation"] = torch.zeros_like(p).detach()
 
 
-def exchange(state: State, before: Layout, now: Layout, name: str) -> None:
+def exchange(state: State, before: Factoring, now: Factoring, name: str) -> None:
     """Follow a change of `axes` in mid-run: rows and columns may exchange their roles, nothing else may change.
 
     The update of Algorithm 4 is the same for (row, column) and (column, row); R and C of a square matrix have one
@@ -101,7 +101,7 @@ def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
         raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only floating-point gradients are supported")
 
 
-def check_shapes(state: State, shapes: Layout, name: str) -> None:
+def check_shapes(state: State, shapes: Factoring, name: str) -> None:
     """Refuse a state that is not of a parameter of this shape and these settings."""
     for key, shape in shapes.statistics.items():
         has = _shape(state, key, name)

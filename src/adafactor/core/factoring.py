@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Layout:
+class Factoring:
     """Which axes of a tensor are factored, and the shape of each statistic.
 
     `row_axis` indexes the paper's rows and `col_axis` its columns; both are None for a tensor whose second
@@ -63,7 +63,7 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
 
 @lru_cache(maxsize=4096)
-def layout(shape: tuple[int, ...], factored: str | bool, axes: tuple[int, int] | None = None) -> Layout:
+def find_factoring(shape: tuple[int, ...], factored: str | bool, axes: tuple[int, int] | None = None) -> Factoring:
     """How a tensor of this shape is treated.
 
     Fewer than two axes: Algorithm 5. Two: Algorithm 4. More: the two largest are factored (of equals the
@@ -71,11 +71,11 @@ def layout(shape: tuple[int, ...], factored: str | bool, axes: tuple[int, int] |
     An outer product with a side of length 1 is exact, so such a tensor is kept whole: same update, less state.
     """
     if factored is False or len(shape) < 2 or prod(shape) == 0:
-        return Layout(shape, None, None, "full")
+        return Factoring(shape, None, None, "full")
     row, col = _largest_two(shape) if axes is None else _by_hand(shape, axes)
     if factored == "outer" and 1 in (shape[row], shape[col]):
-        return Layout(shape, None, None, "full")
-    return Layout(shape, row, col, str(factored))
+        return Factoring(shape, None, None, "full")
+    return Factoring(shape, row, col, str(factored))
 
 
 def _largest_two(shape: tuple[int, ...]) -> tuple[int, int]:

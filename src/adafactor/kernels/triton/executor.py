@@ -11,16 +11,16 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from adafactor.bucket import Parameter
+from adafactor.core.bucket import Parameter
+from adafactor.core.factoring import statistics_dtype
+from adafactor.core.settings import Settings
+from adafactor.core.step import Update, not_finite
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.cut import tile
 from adafactor.kernels.triton.first_walk import first_walk
 from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.last_walk import CHECK, MEASURE, STEP, last_walk
 from adafactor.kernels.triton.table import Table
-from adafactor.layout import statistics_dtype
-from adafactor.settings import Settings
-from adafactor.step import Update, not_finite
 
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 MOMENTA = {"update": 1, "gradient": 2}
@@ -123,7 +123,7 @@ def launch(kernel: Any, programs: int, arguments: Sequence[Any], options: dict[s
         kernel[(programs,)](*arguments, **options)
 
 
-class Work:
+class Executor:
     """The tables of some parameters, made once and used for many steps."""
 
     def __init__(self, parameters: list[Parameter], kind: Kind):

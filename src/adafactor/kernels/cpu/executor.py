@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adafactor.bucket import Parameter
+from adafactor.core.bucket import Parameter
+from adafactor.core.rounding import keys, roots
+from adafactor.core.settings import Settings
+from adafactor.core.step import Update, not_finite
 from adafactor.kernels.cpu import native
-from adafactor.kernels.walk_order import WalkOrder, find_walk_order, numbering
-from adafactor.rounding import keys, roots
-from adafactor.settings import Settings
-from adafactor.step import Update, not_finite
+from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, numbering
 
 ESTIMATORS = {"outer": native.OUTER, "row": native.ROW, "column": native.COLUMN, "full": native.FULL}
 SWAPPED = {native.OUTER: native.OUTER, native.ROW: native.COLUMN, native.COLUMN: native.ROW}
@@ -27,7 +27,7 @@ FULL_PRECISION = (
 )  # stored as computed: ΣX² of what was computed is that of what is stored
 
 
-class Work:
+class Executor:
     """The table of some parameters whose X and G have the same dtypes, made once and used for many steps.
 
     Unsharded, a step is one call of `native.walk`. Where a bad gradient shall raise, it stops after the first walk to
@@ -128,7 +128,7 @@ class Work:
                     mean.copy_(complete)
             self.jobs["known_mean"][i] = 0
             if u.mean_row is not None:
-                order = _without(self.orders[i].order, u.parameter.layout.col_axis or 0)
+                order = _without(self.orders[i].order, u.parameter.factoring.col_axis or 0)
                 walked = u.mean_row.permute(order).double().contiguous()
                 self._complete_means.append(walked)
                 self.jobs["known_mean"][i] = walked.data_ptr()
@@ -182,9 +182,9 @@ class Work:
     def _walk(self, first: int, last: int) -> None:
         native.walk(self.jobs, self.kind, first, last, self.scratch, self.where)
 
-    def _describe(self, job: Any, parameter: Parameter, order: WalkOrder) -> None:
+    def _describe(self, job: Any, parameter: Parameter, order: MemoryOrder) -> None:
         """Fill in a job, by the names of its fields."""
-        s, state, layout = parameter.settings, parameter.state, parameter.layout
+        s, state, factoring = parameter.settings, parameter.state, parameter.factoring
         for names, values in (
             (("B", "P", "S", "Q", "K"), order.sizes),
             (("xb", "xp", "xs", "gb", "gp", "gs"), order.strides),
@@ -193,12 +193,12 @@ class Work:
         ):
             for name, value in zip(names, values, strict=True):
                 job[name] = value
-        job["estimator"] = ESTIMATORS[layout.estimator]
+        job["estimator"] = ESTIMATORS[factoring.estimator]
         job["momentum"] = MOMENTA[s.momentum_of] if s.beta1 else native.NONE
         job["rounding"] = ROUNDINGS[parameter.rounding]
         job["relative"], job["measures_x"], job["ignore"] = s.relative, parameter.measures_x, s.on_nonfinite == "ignore"
         job["n_rows"] = job["n_cols"] = 1
-        job["clip"], job["count"], job["sign"] = s.clip or 0.0, layout.count, -1 if s.maximize else 1
+        job["clip"], job["count"], job["sign"] = s.clip or 0.0, factoring.count, -1 if s.maximize else 1
         job["x"], job["t"] = parameter.x.data_ptr(), state["step"].data_ptr()
         if s.beta1:
             job["m"] = state["momentum"].data_ptr()
@@ -210,16 +210,16 @@ class Work:
             numbers = numbering(order, tuple(parameter.x.shape), parameter.shape, parameter.offset)
             for name, value in zip(("origin", "nb", "np", "ns", "nq"), numbers or (), strict=True):
                 job[name] = value
-        if layout.estimator == "full":
+        if factoring.estimator == "full":
             job["full"] = state["full"].data_ptr()
         else:
             self._describe_factors(job, parameter, order)
 
-    def _describe_factors(self, job: Any, parameter: Parameter, order: WalkOrder) -> None:
+    def _describe_factors(self, job: Any, parameter: Parameter, order: MemoryOrder) -> None:
         """Which axes are P and Q of the walk, and where R along P and C along Q are kept."""
-        layout, (first, second) = parameter.layout, order.axes
-        job["n_rows"], job["n_cols"] = layout.shape[first], layout.shape[second]
-        swapped = first == layout.col_axis  # P is the paper's column axis
+        factoring, (first, second) = parameter.factoring, order.axes
+        job["n_rows"], job["n_cols"] = factoring.shape[first], factoring.shape[second]
+        swapped = first == factoring.col_axis  # P is the paper's column axis
         if swapped:
             job["estimator"], job["swapped"] = SWAPPED[int(job["estimator"])], 1
         for key, gone, field in (("row", second, "row"), ("col", first, "col")):
@@ -247,11 +247,11 @@ class Work:
     def _means(self, i: int) -> dict[str, Tensor]:
         """The means of a sharded parameter, in the scratch, to be completed by other ranks, in the state's shapes."""
         parameter, order, job = self.parameters[i], self.orders[i], self.jobs[i]
-        if parameter.layout.estimator == "full" or self.scratch is None:
+        if parameter.factoring.estimator == "full" or self.scratch is None:
             return {}
         found = {}
         for address, gone in ((job["row"], order.axes[1]), (job["col"], order.axes[0])):
-            key = "row" if gone == parameter.layout.col_axis else "col"
+            key = "row" if gone == parameter.factoring.col_axis else "col"
             if key in parameter.state:
                 start = (int(address) - self.scratch.data_ptr()) // 8
                 sizes = [parameter.x.shape[axis] for axis in order.order if axis != gone]
@@ -261,9 +261,9 @@ class Work:
         return found
 
 
-def _order(parameter: Parameter) -> WalkOrder:
-    order = find_walk_order(parameter)
-    assert isinstance(order, WalkOrder)
+def _order(parameter: Parameter) -> MemoryOrder:
+    order = find_memory_order(parameter)
+    assert isinstance(order, MemoryOrder)
     return order
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from adafactor.layout import Layout, layout
-from adafactor.sharding import Cut
+from adafactor.core.factoring import Factoring, find_factoring
+from adafactor.distributed.reductions import Cut
 
 NUMBER = 8  # bytes: sums travel in double, on every device that has it
 
@@ -25,12 +25,12 @@ class Traffic:
         return sum(self.per_dimension)
 
 
-def traffic(parameters: Iterable[tuple[Layout, tuple[int | None, ...]]], mesh: tuple[int, ...]) -> Traffic:
+def traffic(parameters: Iterable[tuple[Factoring, tuple[int | None, ...]]], mesh: tuple[int, ...]) -> Traffic:
     """The traffic of one step.
 
     Args:
-        parameters: for each its layout and, for each mesh dimension, the axis that it cuts or None for copies; one that
-            is on the first dimensions only has an entry for each of these.
+        parameters: for each its factoring and, for each mesh dimension, the axis that it cuts or None for copies; one
+            that is on the first dimensions only has an entry for each of these.
         mesh: how many ranks there are along each dimension.
     """
     cuts = [
@@ -51,11 +51,11 @@ def traffic(parameters: Iterable[tuple[Layout, tuple[int | None, ...]]], mesh: t
 
 def fully_sharded(shapes: Iterable[tuple[int, ...]], ranks: int) -> Traffic:
     """The traffic of FSDP2 with Algorithm 6: every parameter cut along its first axis."""
-    return traffic([(layout(shape, "outer"), (0,)) for shape in shapes], (ranks,))
+    return traffic([(find_factoring(shape, "outer"), (0,)) for shape in shapes], (ranks,))
 
 
 def _largest_part(cut: Cut, mesh: tuple[int, ...]) -> tuple[int, ...]:
-    part = list(cut.layout.shape)
+    part = list(cut.factoring.shape)
     for axis, ranks in zip(cut.axes, mesh, strict=False):
         if axis is not None:
             part[axis] = -(-part[axis] // ranks)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from adafactor import equations as eq
-from adafactor.equations import Scalar
+from adafactor.core import equations as eq
+from adafactor.core.equations import Scalar
 
 RATES = ("lr", "lr_decay", "beta2", "decay_rate", "weight_decay")  # that a schedule may write to
 SMALLEST_EPS1 = 1.1754944e-38  # the smallest normal float32: below it, a row of zeros would divide by zero

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from adafactor.bucket import Parameter
+    from adafactor.core.bucket import Parameter
 
 UNIT = 2**15  # elements: the smallest piece of work for a thread (measured: below it the hand-over costs more)
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
@@ -25,7 +25,7 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class WalkOrder:
+class MemoryOrder:
     """How a tensor is walked.
 
     Its axes are, in the order of memory, B × P × S × Q × K: P and Q are the two factored axes, P the outer one, and B,
@@ -78,9 +78,9 @@ def scratch_lengths(sizes: tuple[int, int, int, int, int], cuts: int, factored: 
     return row, col, row, col, batch, col * cuts, col * cuts, RESULTS * b * cuts
 
 
-def find_walk_order(parameter: Parameter) -> WalkOrder | str:
+def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
     """Find the order in which a parameter can be walked with gradients of the form it has, or say why there is none."""
-    x, form, shapes = parameter.x, parameter.gradient, parameter.layout
+    x, form, shapes = parameter.x, parameter.gradient, parameter.factoring
     assert form is not None
     if not stored(x.dtype, form.dtype):
         return f"there is no loop for a {x.dtype} parameter with a {form.dtype} gradient"
@@ -92,7 +92,7 @@ def find_walk_order(parameter: Parameter) -> WalkOrder | str:
         order = flat_order(shape, x.stride(), form.stride)
     else:
         order = factored_order(shape, x.stride(), form.stride, shapes.row_axis, shapes.col_axis)
-    if parameter.rounding == "stochastic" and isinstance(order, WalkOrder):
+    if parameter.rounding == "stochastic" and isinstance(order, MemoryOrder):
         if numbering(order, shape, parameter.shape, parameter.offset) is None:
             return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
     return order
@@ -100,7 +100,7 @@ def find_walk_order(parameter: Parameter) -> WalkOrder | str:
 
 @lru_cache(maxsize=4096)
 def numbering(
-    order: WalkOrder, part: tuple[int, ...], whole: tuple[int, ...], place: tuple[int, ...] | None
+    order: MemoryOrder, part: tuple[int, ...], whole: tuple[int, ...], place: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
     """The number in the whole of the part's first element, and what is added to it along B, P, S and Q·K."""
     row_by_row = [prod(whole[axis + 1 :]) for axis in range(len(whole))]
@@ -115,7 +115,7 @@ def stored(x: torch.dtype, g: torch.dtype) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def flat_order(shape: Sizes, x: Sizes, g: Sizes) -> WalkOrder | str:
+def flat_order(shape: Sizes, x: Sizes, g: Sizes) -> MemoryOrder | str:
     """Find the order for a tensor whose second moment is kept whole, given the strides of X and G: all but gaps."""
     long = [axis for axis in range(len(shape)) if shape[axis] > 1]
     if any(x[axis] != g[axis] for axis in long):
@@ -128,11 +128,11 @@ def flat_order(shape: Sizes, x: Sizes, g: Sizes) -> WalkOrder | str:
     size = prod(shape)
     cuts = -(-size // UNIT)
     every = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
-    return WalkOrder((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), UNIT, cuts, ((), every, (), ()))
+    return MemoryOrder((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), UNIT, cuts, ((), every, (), ()))
 
 
 @lru_cache(maxsize=4096)
-def factored_order(shape: Sizes, x: Sizes, g: Sizes, row: int, col: int) -> WalkOrder | str:
+def factored_order(shape: Sizes, x: Sizes, g: Sizes, row: int, col: int) -> MemoryOrder | str:
     """Find the order for a tensor whose second moment is factored, given the strides of X and G: that of memory."""
     # an axis of length 1 may have any stride: it goes first
     order = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
@@ -151,7 +151,7 @@ def factored_order(shape: Sizes, x: Sizes, g: Sizes, row: int, col: int) -> Walk
     rows, cuts = _units(p, s * q * k)
     xb, xp, xs, gb, gp, gs = steps
     groups, axes = (outer, order[first : first + 1], middle, order[second:]), (order[first], order[second])
-    return WalkOrder((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, cuts, groups, order, axes)
+    return MemoryOrder((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, cuts, groups, order, axes)
 
 
 def _merge(shape: tuple[int, ...], strides: Sequence[int], axes: tuple[int, ...]) -> int | None:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adafactor import dtensor
-from adafactor.layout import Layout
-from adafactor.record import Trace
-from adafactor.rounding import SIXTEEN_BIT
-from adafactor.settings import Settings
-from adafactor.state import check_gradient
+from adafactor.core import dtensor
+from adafactor.core.factoring import Factoring
+from adafactor.core.record import Trace
+from adafactor.core.rounding import SIXTEEN_BIT
+from adafactor.core.settings import Settings
+from adafactor.core.state import check_gradient
 
 if TYPE_CHECKING:
-    from adafactor.kernels import Fallback, Work
-    from adafactor.sharding import Ranks, Shard
+    from adafactor.distributed.reductions import Ranks, Shard
+    from adafactor.kernels import Executor, Fallback
 
 Group = dict[str, Any]
 Gradients = list[Tensor | None]  # one entry for each parameter of a bucket; None where it has none this time
@@ -42,7 +42,7 @@ _is_zero = Tensor._is_zerotensor
 
 @dataclass(eq=False)
 class Parameter:
-    """What lasts of one parameter. Where it is sharded, `x` and `state` are this rank's part, `layout` is the whole's.
+    """What lasts of one parameter. Where it is sharded, `x` and `state` are this rank's part, the rest is the whole's.
 
     `settings` are those of its group when the bucket was made: all of them still hold but the rates, which every step
     is given anew.
@@ -51,7 +51,7 @@ class Parameter:
     p: Tensor  # as it stands in its group
     x: Tensor  # any strides, any floating dtype
     state: dict[str, Tensor]
-    layout: Layout
+    factoring: Factoring
     settings: Settings
     group: int
     name: str
@@ -79,7 +79,7 @@ class Parameter:
     @property
     def shape(self) -> tuple[int, ...]:
         """The parameter's shape; of the whole, where it is sharded."""
-        return self.layout.shape
+        return self.factoring.shape
 
 
 class Bucket:
@@ -107,9 +107,9 @@ class Bucket:
             only: the group and the place in it of a single parameter that steps inside backward.
         """
         self.parameters, self.ranks, self.backend, self.only = parameters, ranks, backend, only
-        self.works: list[Work] = []
+        self.executors: list[Executor] = []
         self.fallback: Fallback | None = None  # a parameter that the backend has left to `eager`
-        self.places: dict[Work, list[int]] = {}  # of each work's parameters in the bucket
+        self.places: dict[Executor, list[int]] = {}  # of each work's parameters in the bucket
         held = {parameter.p for parameter in parameters}
         self.members = [p in held for p in self._all(groups)]
         self.settings = [s.without_rates for s in settings]
@@ -171,12 +171,12 @@ class Bucket:
     def flush(self) -> None:
         """Hand the figures of the steps since the last time to the traces behind `report()`."""
         if self.new_figures:
-            for work in self.works:
+            for work in self.executors:
                 work.flush()
             self.new_figures = False
 
     def _match_forms(self, grads: Gradients) -> bool:
-        """Whether the gradients have the form that the works were prepared for, those that are there."""
+        """Whether the gradients have the form that the executors were prepared for, those that are there."""
         present = [g for g in grads if g is not None]
         forms = self.forms
         if len(present) != len(grads):
@@ -191,11 +191,11 @@ class Bucket:
         from adafactor.kernels import prepare
 
         self.flush()
-        known = [p for p in self.parameters if p.gradient is not None and p.layout.count]
+        known = [p for p in self.parameters if p.gradient is not None and p.factoring.count]
         mark_overlaps(known)
-        self.works, self.fallback = prepare(known, self.backend)
+        self.executors, self.fallback = prepare(known, self.backend)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}
-        self.places = {work: [place[parameter] for parameter in work.parameters] for work in self.works}
+        self.places = {work: [place[parameter] for parameter in work.parameters] for work in self.executors}
         nothing = (None,) * len(Form._fields)  # no gradient has this form
         forms = [parameter.gradient or nothing for parameter in self.parameters]
         self.forms = [list(column) for column in zip(*forms, strict=True)]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from adafactor.equations import Scalar
-from adafactor.layout import statistics_dtype, sum_dtype
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import statistics_dtype, sum_dtype
 
 ROW = 1024  # elements that one thread adds up alone
 SERIAL = 2**15  # torch adds up this many, or fewer, with one thread

@@ -18,9 +18,9 @@ import torch
 import triton
 
 import adafactor
+from adafactor.check import trial
+from adafactor.check.trial import Finding, Sort
 from adafactor.kernels import cache
-from adafactor.kernels.triton import trial
-from adafactor.kernels.triton.trial import Finding, Sort
 
 PATIENCE = 60.0  # seconds in which another process must have tried a setting; the first compiles all kernels
 

@@ -24,8 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Convert a checkpoint of another Adafactor or of AdamW into ours, or back.",
     ),
     "bench": ("adafactor.bench.command", "Benchmark a step against every other optimizer on this machine."),
-    "check": ("adafactor.bench.gpu_check", "Check the step on this GPU, and time it with --bench."),
-    "warm": ("adafactor.warm", "Compile the step for CPUs now, so that no training waits for it."),
+    "check": ("adafactor.check.gpu", "Check the step on this GPU, and time it with --bench."),
+    "warm": ("adafactor.cli.warm", "Compile the step for CPUs now, so that no training waits for it."),
 }
 EXAMPLES = {
     "plan": """

@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adafactor import sums
-from adafactor.dtensor import beginning, cut_axis, drop, is_sharded, local
-from adafactor.layout import Layout, statistics_dtype, sum_dtype
-from adafactor.settings import RATES, Settings
+from adafactor.core import sums
+from adafactor.core.dtensor import beginning, cut_axis, drop, is_sharded, local
+from adafactor.core.factoring import Factoring, statistics_dtype, sum_dtype
+from adafactor.core.settings import RATES, Settings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-    from adafactor.bucket import Gradients, Parameter
-    from adafactor.step import Update
+    from adafactor.core.bucket import Gradients, Parameter
+    from adafactor.core.step import Update
 
 SWEEPS = 3  # of a question: in a mesh of three dimensions an answer has reached every rank after so many
 SAME = "all ranks of a mesh need the same parameters in the same order, with the same settings and step"
@@ -49,25 +49,25 @@ Facts = dict[str, Any]  # what of a parameter must be the same on all ranks
 class Cut:
     """Which axis of a tensor each mesh dimension cuts; None where it holds copies, or has one rank only."""
 
-    layout: Layout
+    factoring: Factoring
     axes: tuple[int | None, ...]
 
     def partial(self) -> dict[str, tuple[int, ...]]:
         """The sums that no rank has whole, and the mesh dimensions over which each is to be added up."""
-        row, col, kept = self.layout.row_axis, self.layout.col_axis, self.layout.statistics
+        row, col, kept = self.factoring.row_axis, self.factoring.col_axis, self.factoring.statistics
         cuts = [(k, axis) for k, axis in enumerate(self.axes) if axis is not None]
         sums = {"scalars": tuple(k for k, _ in cuts)}
         if "row" in kept:
             sums["rows"] = tuple(k for k, axis in cuts if axis == col)
         if "col" in kept:
             sums["cols"] = tuple(k for k, axis in cuts if axis == row)
-        if self.layout.estimator == "outer" and row in self.axes:
+        if self.factoring.estimator == "outer" and row in self.axes:
             sums["mean_row"] = tuple(k for k, axis in cuts if axis in (row, col))
         return {name: over for name, over in sums.items() if over}
 
     def shapes(self, part: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """The shapes of a rank's sums, given that of its part of the tensor."""
-        row, col, kept, shapes = self.layout.row_axis, self.layout.col_axis, self.layout.statistics, {}
+        row, col, kept, shapes = self.factoring.row_axis, self.factoring.col_axis, self.factoring.statistics, {}
         if "row" in kept and col is not None:
             shapes["rows"] = drop(part, col)
         if "col" in kept and row is not None:
@@ -102,7 +102,7 @@ class Group(NamedTuple):
 class Shard:
     """A sharded parameter on this rank: what does not change from step to step."""
 
-    def __init__(self, p: DTensor, name: str, layout: Layout):
+    def __init__(self, p: DTensor, name: str, factoring: Factoring):
         """What the mesh and the placements of `p` say."""
         mesh, part = p.device_mesh, local(p)
         alone = [mesh.size(k) == 1 for k in range(mesh.ndim)]
@@ -111,15 +111,17 @@ class Shard:
         self.groups = [
             None if a else Group(mesh.get_group(k), mesh.size(k), mesh.device_type) for k, a in enumerate(alone)
         ]
-        self.cut = Cut(layout, tuple(None if a else cut_axis(q) for a, q in zip(alone, self.placements, strict=True)))
+        self.cut = Cut(
+            factoring, tuple(None if a else cut_axis(q) for a, q in zip(alone, self.placements, strict=True))
+        )
         self.partial = {sum_: self.over(dimensions) for sum_, dimensions in self.cut.partial().items()}
         self.shapes = self.cut.shapes(self.part)
         # the placements and local shape of the last gradient; None: it has never had one
         self.arrival: tuple[tuple[Placement, ...], tuple[int, ...]] | None = None
 
-    def fits(self, p: Tensor, layout: Layout) -> bool:
+    def fits(self, p: Tensor, factoring: Factoring) -> bool:
         """Is the parameter still what it was?"""
-        return layout == self.cut.layout and p is self.p and self.placements == tuple(self.p.placements)
+        return factoring == self.cut.factoring and p is self.p and self.placements == tuple(self.p.placements)
 
     def over(self, dimensions: Sequence[int]) -> tuple[Group, ...]:
         """The groups of some mesh dimensions, of more than one rank each."""
@@ -139,7 +141,7 @@ class Shard:
     def first_copy(self) -> bool:
         """Where columns are cut, every rank along that dimension has a copy of R: is this the first one?"""
         here = self.p.device_mesh.get_coordinate()
-        col = self.cut.layout.col_axis
+        col = self.cut.factoring.col_axis
         return here is not None and all(here[k] == 0 for k, axis in enumerate(self.cut.axes) if axis == col)
 
     def zeros(self, *shape: int) -> Tensor:
@@ -159,9 +161,9 @@ class Shard:
 
         G is cut by rows and perhaps by columns too; Rₜ₋₁ only by rows, so that of its copies the first one counts.
         """
-        row, col = self.cut.layout.row_axis, self.cut.layout.col_axis
+        row, col = self.cut.factoring.row_axis, self.cut.factoring.col_axis
         assert row is not None and col is not None and u.rows is not None
-        axis, n = row - (col < row), self.cut.layout.shape[row]
+        axis, n = row - (col < row), self.cut.factoring.shape[row]
         mean = u.rows.sum(axis, keepdim=True) * (u.w2 / n)
         if self.first_copy:
             mean += u.parameter.state["row"].sum(axis, keepdim=True, dtype=mean.dtype) * (u.beta2 / n)

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from adafactor.bucket import Bucket, Gradients, Parameter
-from adafactor.equations import Scalar
-from adafactor.kernels import Work
-from adafactor.layout import statistics_dtype
-from adafactor.rounding import Keys
-from adafactor.scaling import Scaling
-from adafactor.settings import Settings
-from adafactor.sharding import Ranks
-from adafactor.signals import held_back
+from adafactor.core.bucket import Bucket, Gradients, Parameter
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import statistics_dtype
+from adafactor.core.grad_scaler import Scaling
+from adafactor.core.rounding import Keys
+from adafactor.core.settings import Settings
+from adafactor.core.signals import held_back
+from adafactor.distributed.reductions import Ranks
+from adafactor.kernels import Executor
 
 
 @dataclass(eq=False)
@@ -67,25 +67,25 @@ def step(
         return []
     written = bucket.written_between_steps()
     try:
-        together = [work for work in bucket.works if work.together]
+        together = [work for work in bucket.executors if work.together]
         for work in together:
             begin(work, bucket, grads, settings, written)
         if together:
             walk(together, bucket.ranks)
-        for work in bucket.works:
+        for work in bucket.executors:
             if not work.together:
                 begin(work, bucket, grads, settings, written)
                 work.step() if work.at_once else walk([work])
     finally:
-        skipped = [parameter for work in bucket.works for parameter in work.end()]
+        skipped = [parameter for work in bucket.executors for parameter in work.end()]
         bucket.end_step()
     return skipped
 
 
 def unscale(bucket: Bucket, grads: Gradients, scaling: Scaling) -> bool:
     """Take the scale out of gradients, or leave it to kernels that can; return False if no step shall be taken."""
-    able = [work for work in bucket.works if work.scaling is not None]
-    others = [work for work in bucket.works if work.scaling is None]
+    able = [work for work in bucket.executors if work.scaling is not None]
+    others = [work for work in bucket.executors if work.scaling is None]
     own = [g for work in others for i in bucket.places[work] if (g := grads[i]) is not None]
     may_wait = any(p.settings.on_nonfinite != "skip" or p.x.is_cpu for work in others for p in work.parameters)
     if own and not scaling.unscale_(own, may_wait):
@@ -96,7 +96,7 @@ def unscale(bucket: Bucket, grads: Gradients, scaling: Scaling) -> bool:
 
 
 def begin(
-    work: Work, bucket: Bucket, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None
+    work: Executor, bucket: Bucket, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None
 ) -> None:
     """Hand a work its gradients; t, β̂₂ₜ and ρₜ follow from the state and the settings."""
     places = bucket.places[work]
@@ -104,21 +104,21 @@ def begin(
     work.begin([grads[i] for i in places], settings, own)
 
 
-def walk(works: Sequence[Work], ranks: Ranks | None = None) -> None:
-    """Take these works from G to X, side by side. A signal that comes meanwhile is handled at the end."""
+def walk(executors: Sequence[Executor], ranks: Ranks | None = None) -> None:
+    """Take these executors from G to X, side by side. A signal that comes meanwhile is handled at the end."""
     with held_back():
-        for work in works:
+        for work in executors:
             work.moments()  # means of G² + ε₁ over columns and over rows
         if ranks is not None:
-            ranks.complete_moments([u for work in works for u in work.updates])
-        for work in works:
+            ranks.complete_moments([u for work in executors for u in work.updates])
+        for work in executors:
             work.admit()  # raises FloatingPointError where a bad gradient shall; nothing has been changed so far
-        for work in works:
+        for work in executors:
             work.factors()  # Rₜ, Cₜ, and 1/√V̂ₜ as their product
             work.energy()  # ΣU², ΣX²
         if ranks is not None:
-            ranks.complete_energies([u for work in works for u in work.updates])
-        for work in works:
+            ranks.complete_energies([u for work in executors for u in work.updates])
+        for work in executors:
             work.conclude()  # αₜ / max(1, RMS(U)/d)
             work.apply_()  # Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ; t
 

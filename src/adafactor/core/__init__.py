@@ -1,0 +1,1 @@
+"""The optimizer without its kernels: equations, settings, state, and the order of a step. Imports torch alone."""

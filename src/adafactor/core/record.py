@@ -1,0 +1,121 @@
+"""What a step did to each parameter: RMS(U), clipping and the step size of §5, kept until somebody asks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from adafactor.core import dtensor, sums
+from adafactor.core import equations as eq
+from adafactor.core.equations import Scalar
+
+
+@dataclass(frozen=True, slots=True)  # a history keeps many
+class Record:
+    """One parameter's figures, all of the last step unless said otherwise; NaN where there was none yet.
+
+    Attributes:
+        name: as given to the optimizer; without names, the parameter's number.
+        shape: of the parameter, whole also where it is sharded.
+        rms_update: RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment.
+        clip_rate: the share of steps since the last report in which the update was clipped (§6).
+        step_size: αₜ.
+        rms_parameter: RMS(Xₜ₋₁); of Xₜ for absolute steps, which do not need it and so leave it to the report.
+        relative_change: αₜ·RMS(Ûₜ)/RMS(X): by how much of itself the step changes the parameter.
+        beta2: β̂₂ₜ.
+        steps: steps taken since the last report.
+        skipped: steps not taken because of a NaN or infinite gradient, since the optimizer was made or loaded.
+        state_bytes: what the optimizer keeps of the parameter; of a sharded one, all shards together.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rms_update: float
+    clip_rate: float
+    step_size: float
+    rms_parameter: float
+    relative_change: float
+    beta2: float
+    steps: int
+    skipped: int
+    state_bytes: int
+
+
+@dataclass
+class Trace:
+    """What is behind a `Record`: 0-d tensors where reading them would make the host wait, else numbers."""
+
+    rms_update: Scalar | None = None
+    step_size: Scalar | None = None
+    rms_parameter: Scalar | None = None
+    beta2: Scalar | None = None
+    clipped: Tensor | int = 0  # steps since the last report
+    taken: Tensor | int = 0
+    skipped: Tensor | int = 0  # steps ever
+    captured: list[object] = field(default_factory=list)  # what graphs read with every replay, so it must last
+
+    def add(
+        self,
+        beta2: Scalar,
+        rms_parameter: Scalar | None,
+        step_size: Scalar,
+        rms_update: Scalar,
+        clipped: Tensor | int,
+        taken: Tensor | int,
+    ) -> None:
+        """Keep the figures of a step, or the last figures and the counts of several."""
+        self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
+        self.clipped, self.taken = self.clipped + clipped, self.taken + taken
+
+    def record(self, name: str, x: Tensor, state_bytes: int, clip: float | None) -> Record:
+        """Read the figures (here the host may wait for the device) and start the next clip rate."""
+        taken, clipped = int(self.taken), int(self.clipped)
+        self.taken = self.clipped = 0
+        rms_update, step_size, rms_parameter = map(_read, (self.rms_update, self.step_size, self.rms_parameter))
+        if self.step_size is not None and self.rms_parameter is None and not dtensor.is_sharded(x):
+            rms_parameter = rms(x)
+        return Record(
+            name=name,
+            shape=tuple(x.shape),
+            rms_update=rms_update,
+            clip_rate=clipped / taken if taken else math.nan,
+            step_size=step_size,
+            rms_parameter=rms_parameter,
+            relative_change=relative_change(step_size, rms_update, rms_parameter, clip),
+            beta2=_read(self.beta2),
+            steps=taken,
+            skipped=int(self.skipped),
+            state_bytes=state_bytes,
+        )
+
+
+def names_of(groups: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """The names in each of an optimizer's groups; without any, the numbers that `state_dict` has for the parameters."""
+    number = itertools.count()
+    unnamed = [(group, [f"parameter {next(number)}" for _ in group["params"]]) for group in groups]
+    return [group.get("param_names", names) for group, names in unnamed]
+
+
+def relative_change(step_size: float, rms_update: float, rms_parameter: float, clip: float | None) -> float:
+    """αₜ·RMS(Ûₜ)/RMS(X) with RMS(Û) = RMS(U)/max(1, RMS(U)/d) (§6); infinite for a parameter that is all zero."""
+    change = step_size * rms_update / float(eq.clip_divisor(rms_update, clip))
+    if rms_parameter == 0:
+        return math.inf if change > 0 else 0.0
+    return change / rms_parameter
+
+
+def rms(x: Tensor) -> float:
+    """RMS(X), where a step has not measured it."""
+    if not x.numel():
+        return math.nan
+    total = float(sums.sum_of_squares(sums.in_memory_order(x.detach())))
+    return float(eq.root_mean_square(total, x.numel()))
+
+
+def _read(value: Scalar | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,1 @@
+"""Parameters that are sharded over several processes."""
