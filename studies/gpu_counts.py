@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
 from adafactor.bench.launches import Launches, moved
-from adafactor.planning.shapes import Shape, gpt2, llama, resnet50
+from adafactor.planning.models import Shape, gpt2, llama, resnet50
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 

@@ -28,8 +28,9 @@ from torch.utils.checkpoint import checkpoint
 
 from adafactor import Adafactor, plan, step_in_backward
 from adafactor.bench.memory import ENVIRONMENT, PEAK, status
-from adafactor.planning import SETTINGS, sizes
+from adafactor.planning import SETTINGS
 from adafactor.planning.models import Weight, find, of_module
+from adafactor.planning.show import format_size
 
 MODEL = "gpt2"  # 124 million parameters; AdamW in float32 takes 1.9 GiB
 NOT_HERE = ("adamw-8bit", "adamw-8bit-bfloat16")  # bitsandbytes works in place on a GPU only
@@ -257,7 +258,7 @@ def activations(batch: int = 4, tokens: int = 256, words: int = 8000) -> None:
             planned = of_module(name, model).activations(batch * tokens, dtype.itemsize, checkpointing)
             measured = activation_bytes(model, batch, tokens, words)
             cells = [name, str(dtype).removeprefix("torch."), "yes" if checkpointing else "no"]
-            cells += [sizes.show(planned), sizes.show(measured), f"{measured / planned:.2f}"]
+            cells += [format_size(planned), format_size(measured), f"{measured / planned:.2f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -276,7 +277,7 @@ def main(model: str = MODEL) -> None:
     """Print the table."""
     print("| setting | planned | measured | measured / planned |\n|---|---|---|---|")
     for label, planned, measured in rows(model):
-        print(f"| {label} | {sizes.show(planned)} | {sizes.show(measured)} | {measured / planned:.3f} |", flush=True)
+        print(f"| {label} | {format_size(planned)} | {format_size(measured)} | {measured / planned:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

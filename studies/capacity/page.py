@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from adafactor.diagnostics import plot
-from adafactor.planning import SETTINGS, sizes
+from adafactor.planning import SETTINGS
+from adafactor.planning.show import format_size
 from studies.capacity.limited import Trial
 
 BASE, PEERS, OURS = "adamw-float32", ("torch-bfloat16", "transformers-bfloat16"), "adafactor-backward"
@@ -73,7 +74,7 @@ def markdown(record: Record) -> str:
     """The table of every limit, and how far the targets are met."""
     parts = []
     for limit in limits_of(record):
-        heads = [sizes.show(limit), "parameters", "× AdamW float32", "width × layers", "resident", "loss", "s a step"]
+        heads = [format_size(limit), "parameters", "× AdamW float32", "width × layers", "resident", "loss", "s a step"]
         rows = [_row(best, record.best(limit, BASE)) for best in bests(record, limit)]
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)))
         for name, (keys, wanted) in TARGETS.items():
@@ -83,7 +84,7 @@ def markdown(record: Record) -> str:
     if (step := record.step) is not None:
         parts.append(
             f"One step of {step.parameters:,} parameters ({SETTINGS[step.key].label}): {step.seconds[0]:.0f} s, "
-            f"{sizes.show(step.peak_bytes)} resident, loss {step.losses[0]:.2f} → {step.losses[-1]:.2f}."
+            f"{format_size(step.peak_bytes)} resident, loss {step.losses[0]:.2f} → {step.losses[-1]:.2f}."
             if step.fits
             else f"One step of {step.parameters:,} parameters: {step.reason}."
         )
@@ -98,7 +99,7 @@ def _row(best: Trial, base: Found | None) -> list[str]:
         f"{best.parameters / 1e6:,.0f} M",
         f"{best.parameters / base.best.parameters:.2f}" if base else "–",
         f"{best.width} × {best.layers}",
-        sizes.show(best.peak_bytes),
+        format_size(best.peak_bytes),
         f"{best.losses[0]:.2f} → {best.losses[-1]:.2f}",
         f"{best.seconds[-1]:.1f}",
     ]
@@ -126,7 +127,7 @@ def draw(record: Record, path: Path) -> None:
         axes.bar_label(bars, [f"{value:,.0f} M" for value in values], padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12 * max(values))
-        axes.set_title(f"Parameters that train within {sizes.show(limit)}", fontsize=9, loc="left")
+        axes.set_title(f"Parameters that train within {format_size(limit)}", fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

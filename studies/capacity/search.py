@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from adafactor.planning import SETTINGS, plan, sizes
+from adafactor.planning import SETTINGS, plan
+from adafactor.planning.show import format_size, parse_size
 from studies.capacity.gpt import GPT, count
 from studies.capacity.limited import ROOT, Trial, trial
 from studies.capacity.page import CONTENDERS, OURS, Found, Record, draw, load, markdown
@@ -42,11 +43,11 @@ def search(key: str, limit: int, tell: Callable[[str], None]) -> Found:
     """The largest model of one setting, starting where the plan says it should be."""
     small = trial(key, STRIDE, limit)
     if not small.fits:
-        raise ValueError(f"{sizes.show(limit)} do not even hold torch and {key}: {small.reason}")
+        raise ValueError(f"{format_size(limit)} do not even hold torch and {key}: {small.reason}")
     tried: dict[int, Trial] = {}
 
     def fits(width: int) -> bool:
-        tell(f"{sizes.show(limit)}, {SETTINGS[key].label}: {count(width) / 1e6:,.0f} million parameters")
+        tell(f"{format_size(limit)}, {SETTINGS[key].label}: {count(width) / 1e6:,.0f} million parameters")
         tried[width] = trial(key, width, limit)
         return tried[width].fits
 
@@ -79,7 +80,7 @@ def step_of_billions(billions: float, path: Path, limit: int | None) -> Record:
 
     record = load(path) if path.exists() else Record()
     width = next(width for width in range(STRIDE, 10**6, STRIDE) if count(width) >= billions * 1e9)
-    print(f"one step of {count(width):,} parameters, {sizes.show(planned(OURS, width))} planned ...", flush=True)
+    print(f"one step of {count(width):,} parameters, {format_size(planned(OURS, width))} planned ...", flush=True)
     record.step = trial(OURS, width, limit, steps=1)
     record.machine, record.versions = describe(), versions({"transformers", "numba"})
     record.save(path)
@@ -89,7 +90,7 @@ def step_of_billions(billions: float, path: Path, limit: int | None) -> Record:
 def main(words: list[str] | None = None) -> None:
     """From the command line."""
     parser = argparse.ArgumentParser("studies.capacity", description="The largest GPT that trains in so much memory.")
-    parser.add_argument("--limit", nargs="+", type=sizes.parse, metavar="SIZE", help="such as 4GiB 8GiB")
+    parser.add_argument("--limit", nargs="+", type=parse_size, metavar="SIZE", help="such as 4GiB 8GiB")
     parser.add_argument("--settings", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="KEY")
     parser.add_argument("--billions", type=float, help="one step of a model with so many parameters")
     parser.add_argument("--record", type=Path, default=RECORD, help="the JSON that results are added to")

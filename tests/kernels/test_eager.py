@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adafactor import Adafactor
-from adafactor.planning.shapes import gpt2
+from adafactor.planning.models import gpt2
 from studies.temporaries import Largest
 from tests import inside
 from tests.step.test_nonfinite import KEYWORDS

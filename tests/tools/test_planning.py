@@ -21,12 +21,10 @@ from adafactor import Adafactor, cli, plan, step_in_backward
 from adafactor.core import sums
 from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.eager.blocks import BLOCK_CPU
-from adafactor.planning import SETTINGS, plan_shards, shapes_of, sizes
+from adafactor.planning import SETTINGS, plan_shards, shapes_of, show
 from adafactor.planning.communication import fully_sharded
-from adafactor.planning.models import Weight
-from adafactor.planning.optimizers import BLOCK_BYTES, compiled_vectors
-from adafactor.planning.shapes import llama
-from adafactor.planning.show import table
+from adafactor.planning.models import Weight, llama
+from adafactor.planning.optimizers import BLOCK_BYTES, Shard, compiled_vectors
 from studies.plan import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes, square
 from tests import inside
 
@@ -80,14 +78,14 @@ def of_shapes(weights: tuple[Weight, ...]) -> nn.Module:
 
 def test_tied_weights_count_once_and_frozen_ones_have_no_gradient() -> None:
     with torch.device("meta"):
-        bill = plan(Odd())
-    assert (bill.parameters, bill.trained, bill.tensors) == (92, 66, 4)
-    line = bill.line("adafactor-bfloat16").whole
+        result = plan(Odd())
+    assert (result.parameters, result.trained, result.tensors) == (92, 66, 4)
+    line = result.line("adafactor-bfloat16").whole
     assert line.weights == 2 * (60 + 20 + 6) + 2 * 6  # integers are left as they are
     assert line.gradients == 2 * (60 + 6)
     assert line.statistics == 4 * (10 + 6 + 6) + 2 * 4
     assert line.buffers == 24
-    mixed = bill.line("adamw-mixed").whole
+    mixed = result.line("adamw-mixed").whole
     assert (mixed.weights, mixed.master, mixed.gradients) == (184, 4 * 66, 2 * 66)
 
 
@@ -127,10 +125,10 @@ def test_the_compiled_step_lays_out_as_many_vectors_as_the_plan_says(shape: tupl
     optimizer = Adafactor([p], backend="cpu")
     optimizer.step()
     jobs = inside.job_of(optimizer, p).reshape(1)
-    scratch = np.zeros(2 * compiled_vectors((shape, shape)) // 8 + 8)
+    scratch = np.zeros(2 * compiled_vectors(Shard(shape, shape)) // 8 + 8)
     native.assign_scratch(jobs, scratch)
     end = int(jobs["units"][0]) + 8 * memory_order.RESULTS * int(jobs["B"][0] * jobs["cuts"][0])
-    assert end - scratch.ctypes.data == compiled_vectors((shape, shape))
+    assert end - scratch.ctypes.data == compiled_vectors(Shard(shape, shape))
 
 
 @pytest.mark.slow
@@ -163,21 +161,23 @@ def cut_model() -> nn.Module:
 
 
 def test_a_device_has_its_share_and_what_cannot_be_sharded_says_so() -> None:
-    bill = plan("llama-7b", shards=8, budget="24GiB")
-    adamw = bill.line("adamw-float32")
+    result = plan("llama-7b", shards=8, budget="24GiB")
+    adamw = result.line("adamw-float32")
     assert adamw.device is not None
     assert adamw.device.total == pytest.approx(adamw.whole.total / 8, rel=1e-3)
-    assert bill.line("torch-float32").device is None and bill.line("torch-float32") not in bill.fitting
-    assert "Cannot be sharded: torch-float32" in str(bill)
+    assert result.line("torch-float32").device is None and result.line("torch-float32") not in result.fitting
+    assert "Cannot be sharded: torch-float32" in str(result)
 
 
 def test_a_budget_says_which_settings_fit_and_what_is_left() -> None:
-    bill = plan("gpt2-xl", budget="16GiB")
-    fitting = {line.key for line in bill.fitting}
+    result = plan("gpt2-xl", budget="16GiB")
+    fitting = {line.key for line in result.fitting}
     assert "adamw-float32" not in fitting and {"adamw-bfloat16", "adafactor-float32"} <= fitting
-    line = bill.line("adafactor-backward")
+    line = result.line("adafactor-backward")
     assert line.left(16 * 2**30) == 16 * 2**30 - line.whole.total
-    assert "13 of 16 settings fit in 16.0 GiB. Take adafactor, float32 (3.79 GiB left for activations)." in bill.advice
+    assert (
+        "13 of 16 settings fit in 16.0 GiB. Take adafactor, float32 (3.79 GiB left for activations)." in result.advice
+    )
 
 
 def test_the_advice_ends_with_the_lines_to_write() -> None:
@@ -191,14 +191,14 @@ def test_the_advice_ends_with_the_lines_to_write() -> None:
 @pytest.mark.parametrize("key", OURS)
 def test_the_lines_to_write_run_and_are_what_the_plan_counted(key: str) -> None:
     model = Decoder(2, 16, 50)
-    bill = plan(model, settings=[key])
+    result = plan(model, settings=[key])
     names: dict[str, Any] = {"model": model, "Adafactor": Adafactor, "step_in_backward": step_in_backward}
-    exec("\n".join(bill.as_dict()["settings"][0]["write"]), names)
+    exec("\n".join(result.as_dict()["settings"][0]["write"]), names)
     ids = torch.zeros(1, 3, dtype=torch.long)
     model(ids, ids).loss.backward()
     names["optimizer"].step()
     state = [v for state in names["optimizer"].state.values() for v in state.values()]
-    line = bill.lines[0].whole
+    line = result.lines[0].whole
     assert sum(v.nbytes for v in state) == line.statistics + line.momentum + line.rounding
     assert sum(p.nbytes for p in model.parameters()) == line.weights
 
@@ -216,8 +216,8 @@ def test_the_lines_to_write_run_and_are_what_the_plan_counted(key: str) -> None:
 def test_where_nothing_fits_the_advice_says_what_is_missing_and_what_would_do(
     arguments: dict[str, Any], said: list[str]
 ) -> None:
-    bill = plan("gpt2-xl", device="cpu", **arguments)
-    assert not bill.fitting and all(text in bill.advice for text in said), bill.advice
+    result = plan("gpt2-xl", device="cpu", **arguments)
+    assert not result.fitting and all(text in result.advice for text in said), result.advice
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -227,16 +227,16 @@ def test_the_estimate_of_activations_is_within_ten_per_cent(dtype: torch.dtype, 
     if checkpointing:
         model.gradient_checkpointing_enable()
     key = {torch.float32: "adafactor-float32", torch.bfloat16: "adafactor-bfloat16"}[dtype]
-    bill = plan(model, settings=[key], batch=2, tokens=64, checkpointing=checkpointing)
-    assert "an estimate from the matrices' shapes" in " ".join(str(bill).split())
-    assert activation_bytes(model, 2, 64, 300) == pytest.approx(bill.lines[0].whole.activations, rel=0.1)
+    result = plan(model, settings=[key], batch=2, tokens=64, checkpointing=checkpointing)
+    assert "an estimate from the matrices' shapes" in " ".join(str(result).split())
+    assert activation_bytes(model, 2, 64, 300) == pytest.approx(result.lines[0].whole.activations, rel=0.1)
 
 
 def test_a_preset_and_a_module_of_the_same_shapes_have_the_same_activations() -> None:
     with torch.device("meta"):
         own = Decoder(12, 768, 50257)
-    bills = [plan(model, batch=2, tokens=64).line("adamw-float32").whole for model in (own, "gpt2")]
-    assert bills[0].activations == bills[1].activations
+    plans = [plan(model, batch=2, tokens=64).line("adamw-float32").whole for model in (own, "gpt2")]
+    assert plans[0].activations == plans[1].activations
 
 
 def test_activations_of_convolutions_are_not_guessed() -> None:
@@ -248,13 +248,13 @@ def test_activations_of_convolutions_are_not_guessed() -> None:
 
 def test_lora_trains_two_small_matrices_beside_each_of_the_layers() -> None:
     model = Decoder(3, 16, 50)
-    bill = plan(model, lora=4)
+    result = plan(model, lora=4)
     shapes = [(48, 16), (16, 16), (64, 16), (16, 64)]  # of a layer: attention in and out, and the two of its MLP
-    assert bill.trained == 3 * sum(4 * (rows + columns) for rows, columns in shapes)
-    assert bill.parameters == bill.trained + sum(p.numel() for p in model.parameters())
-    line = bill.line("adamw-float32").whole
-    assert line.gradients == 4 * bill.trained and line.weights == 4 * bill.parameters
-    assert 'LoraConfig(r=4, target_modules="all-linear")' in bill.advice
+    assert result.trained == 3 * sum(4 * (rows + columns) for rows, columns in shapes)
+    assert result.parameters == result.trained + sum(p.numel() for p in model.parameters())
+    line = result.line("adamw-float32").whole
+    assert line.gradients == 4 * result.trained and line.weights == 4 * result.parameters
+    assert 'LoraConfig(r=4, target_modules="all-linear")' in result.advice
 
 
 @pytest.mark.slow
@@ -279,13 +279,13 @@ def test_lora_is_that_of_peft() -> None:
     [("24GiB", 24 * 2**30), ("24 GB", 24 * 10**9), ("1.5mib", 3 * 2**19), ("800MB", 8 * 10**8), ("8G", 2**33), (9, 9)],
 )
 def test_sizes_are_read_as_written(text: int | str, count: int) -> None:
-    assert sizes.parse(text) == count
+    assert show.parse_size(text) == count
 
 
 @pytest.mark.parametrize("text", ["24X", "GiB", "-1GiB", "0", "24 gibibytes", "1e9", True, 0])
 def test_a_size_that_could_mean_two_things_is_refused(text: int | str) -> None:
     with pytest.raises(ValueError, match="must be a size above 0 such as 24GiB"):
-        sizes.parse(text)
+        show.parse_size(text)
 
 
 def test_a_bare_number_asks_back() -> None:
@@ -297,28 +297,28 @@ def test_a_bare_number_asks_back() -> None:
     ("count", "text"), [(0, "–"), (999, "999 B"), (2**20, "1.00 MiB"), (10**9, "954 MiB"), (25 * 2**30, "25.0 GiB")]
 )
 def test_sizes_are_shown_with_three_digits(count: int, text: str) -> None:
-    assert sizes.show(count) == text
+    assert show.format_size(count) == text
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
-    bill = plan("bert-base", settings=["adamw-float32", "adafactor-bfloat16"])
-    long, short = bill.chart(width=80).splitlines()[:2]
+    result = plan("bert-base", settings=["adamw-float32", "adafactor-bfloat16"])
+    long, short = result.chart(width=80).splitlines()[:2]
     marks = "█▓▒░▚▞·=+"
     assert sum(long.count(mark) for mark in marks) == 80
-    drawn, (first, second) = sum(short.count(mark) for mark in marks), bill.lines
+    drawn, (first, second) = sum(short.count(mark) for mark in marks), result.lines
     assert abs(drawn - 80 * second.whole.total / first.whole.total) <= 0.5
     assert long.count("█") == long.count("▒") == long.count("░") == long.count("▚") == 20
 
 
 def test_a_plot_is_a_picture_of_every_line_that_can_be_sharded(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
-    bill = plan("gpt2", budget="2GiB", shards=2)
-    bill.plot(tmp_path / "bars.png")
+    result = plan("gpt2", budget="2GiB", shards=2)
+    result.plot(tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        bill.plot(tmp_path / "bars.svg")
+        result.plot(tmp_path / "bars.svg")
     text = (tmp_path / "bars.svg").read_text()
-    drawn = [line for line in bill.lines if line.device is not None]  # the others cannot be sharded
+    drawn = [line for line in result.lines if line.device is not None]  # the others cannot be sharded
     assert len(drawn) > 5 and all(f">{html.escape(line.label, quote=False)}<" in text for line in drawn)
 
 
@@ -407,6 +407,11 @@ def test_a_ring_sends_an_all_reduce_twice_and_a_reduce_scatter_once() -> None:
     assert plan_shards("two", shapes, 1).share == 0
 
 
+def test_a_scalar_has_no_axis_to_cut_and_is_copied() -> None:
+    flags = 8 * 2  # is the gradient there, is it finite?
+    assert fully_sharded([(8, 6), ()], 4).bytes == fully_sharded([(8, 6)], 4).bytes + flags
+
+
 def test_the_command_takes_a_preset_or_ones_own_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,9 +451,9 @@ def test_no_line_is_wider_than_the_terminal(
 
 
 def test_the_parts_of_a_narrow_table_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    bill = plan(Odd(), budget=10**6, batch=1, tokens=3)
-    monkeypatch.setattr(sizes, "show", str)
-    for line, row in zip(bill.lines, table(bill, 60)[1], strict=True):
+    result = plan(Odd(), budget=10**6, batch=1, tokens=3)
+    monkeypatch.setattr(show, "format_size", str)
+    for line, row in zip(result.lines, show.table(result, 60)[1], strict=True):
         parts, total = row[1:5], row[5]
         assert sum(map(int, parts)) == int(total) == line.whole.total
 
@@ -456,17 +461,17 @@ def test_the_parts_of_a_narrow_table_add_up(monkeypatch: pytest.MonkeyPatch) -> 
 def test_json_has_every_number_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "gpt2", "bert-base", "--json", "--budget", "600M", "--shards", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
-    first, bill = found["plans"][0], plan("gpt2", budget="600M", shards=2)
+    first, result = found["plans"][0], plan("gpt2", budget="600M", shards=2)
     assert (
         [plan["model"] for plan in found["plans"]]
         == [sent["model"] for sent in found["traffic"]]
         == ["gpt2", "bert-base"]
     )
-    assert first == json.loads(json.dumps(bill.as_dict()))
+    assert first == json.loads(json.dumps(result.as_dict()))
     kahan = next(line for line in first["settings"] if line["key"] == "adafactor-kahan")
     assert first["budget"] - kahan["left"] == kahan["device"]["total"] < kahan["whole"]["total"]
     assert kahan["write"][-1] == 'optimizer = Adafactor(model.named_parameters(), rounding="kahan")'
-    assert first["fitting"] == [line.key for line in bill.fitting]
+    assert first["fitting"] == [line.key for line in result.fitting]
 
 
 @pytest.mark.parametrize(("budget", "status"), [("16G", 0), ("1G", 1)])

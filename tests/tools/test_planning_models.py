@@ -20,8 +20,8 @@ def test_a_config_is_built_without_its_weights(tmp_path: Path, monkeypatch: pyte
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 3, "n_embd": 24, "n_head": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if importlib.util.find_spec("transformers"):
-        bill = plan(tmp_path / "config.json")
-        assert bill.parameters == 50257 * 24 + 1024 * 24 + 3 * (12 * 24 * 24 + 13 * 24) + 2 * 24
+        result = plan(tmp_path / "config.json")
+        assert result.parameters == 50257 * 24 + 1024 * 24 + 3 * (12 * 24 * 24 + 13 * 24) + 2 * 24
         assert find(str(tmp_path)).weights[0].uses == 2
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"config\.json needs transformers"):
@@ -73,7 +73,7 @@ COUNTS = {
 
 
 def test_the_presets_have_their_models_size() -> None:
-    assert {name: sum(map(prod, preset.shapes)) for name, preset in PRESETS.items()} == COUNTS
+    assert {name: sum(map(prod, build())) for name, build in PRESETS.items()} == COUNTS
 
 
 GPT2 = ("n_layer", "n_embd", "n_head")

@@ -6,7 +6,7 @@ from adafactor.bench.contenders import DTYPES
 from adafactor.bench.measure import Entry
 from adafactor.bench.place import Place, Processor
 from adafactor.bench.suites import Suite
-from adafactor.planning.shapes import transformer
+from adafactor.planning.models import transformer
 
 # name → layers and width of a GPT-2-like stack with about so many parameters
 SIZES = {

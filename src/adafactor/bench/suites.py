@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from adafactor.planning.shapes import Shape, bert, build, gpt2, require_shapes, resnet50
+from adafactor.planning.models import Shape, bert, build, gpt2, require_shapes, resnet50
 
 LARGE = 30_000_000  # parameters from which a step cannot live in a cache
 

@@ -1,4 +1,4 @@
-"""`adafactor plan`: from the command line to the tables."""
+"""The command `adafactor plan`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from adafactor.planning.bill import plan
+from adafactor.planning.communication import MODELS, plan_shards, shapes_of, traffic_table
+from adafactor.planning.memory import plan
 from adafactor.planning.models import PRESETS
-from adafactor.planning.optimizers import ADAMW, SETTINGS
-from adafactor.planning.sharded import TRAFFIC, plan_shards, shapes_of, traffic_table
-from adafactor.planning.show import show
+from adafactor.planning.optimizers import ADAMW_VARIANTS, SETTINGS
+from adafactor.planning.show import print_plan
 
-PASSED_ON = ("settings", "budget", "device", "adamw", "batch", "tokens", "checkpointing", "lora")
+OPTIONS = ("settings", "budget", "device", "adamw", "batch", "tokens", "checkpointing", "lora")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         help="where the step runs, such as cpu or cuda (default: the accelerator that torch finds, or the CPU)",
     )
-    add("--adamw", choices=ADAMW, default="fused", help="which of torch's AdamWs to count (default: %(default)s)")
+    kinds = ADAMW_VARIANTS
+    add("--adamw", choices=kinds, default="fused", help="which of torch's AdamWs to count (default: %(default)s)")
     add("--plot", type=Path, metavar="FILE", help="draw the plan of one model into this picture")
     add("--json", action="store_true", help="print all as JSON, in bytes")
 
@@ -57,19 +58,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--plot {arguments.plot} draws one model with one number of devices")
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         raise ImportError(f"--plot {arguments.plot} needs matplotlib (pip install matplotlib)")
-    same = {name: getattr(arguments, name) for name in PASSED_ON}
-    plans = [plan(model, shards=count, **same) for model in arguments.models for count in shards]
-    sent = [plan_shards(model, shapes_of(model), count) for model in arguments.models or TRAFFIC for count in shards]
+    options = {name: getattr(arguments, name) for name in OPTIONS}
+    plans = [plan(model, shards=count, **options) for model in arguments.models for count in shards]
+    traffic = [plan_shards(model, shapes_of(model), count) for model in arguments.models or MODELS for count in shards]
     if arguments.json:
-        traffic = [asdict(line) for line in sent] if arguments.shards else []
-        print(json.dumps({"plans": [bill.as_dict() for bill in plans], "traffic": traffic}, indent=2))
+        sent = [asdict(item) for item in traffic] if arguments.shards else []
+        print(json.dumps({"plans": [item.as_dict() for item in plans], "traffic": sent}, indent=2))
     else:
-        for bill in plans:
-            show(bill)
+        for item in plans:
+            print_plan(item)
             print()
         if arguments.shards:
             print("What each rank sends in a step, with FSDP2 and bfloat16 gradients:\n")
-            print(traffic_table(sent))
+            print(traffic_table(traffic))
     if arguments.plot:
         plans[0].plot(arguments.plot)
-    return 0 if all(bill.fitting for bill in plans) else 1
+    return 0 if all(item.fitting for item in plans) else 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -12,8 +14,9 @@ from statistics import mode
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from adafactor.planning.shapes import Shape, bert, build, gpt2, llama, require_shapes, t5
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,12 @@ class Model:
     @property
     def matrices(self) -> list[Weight]:
         """Those that multiply inside the layers: neither embeddings nor the output layer."""
-        found = [w for w in self.weights if w.kind == "layer" and len(w.shape) == 2]
-        return [w for w in found if not self.words or self.words not in w.shape]
+        words = self.words
+        matrices = [w for w in self.weights if w.kind == "layer" and len(w.shape) == 2]
+        return [w for w in matrices if not words or words not in w.shape]
 
     def activations(self, positions: int, itemsize: int, checkpointing: bool) -> int:
-        """An estimate of what backward needs of the forward pass over so many tokens, in bytes.
+        """Estimate what backward needs of the forward pass over so many tokens, in bytes.
 
         A matrix keeps what goes in, and what comes out is kept by what follows it; norms and copies keep an eighth as
         much again. Backward adds half a layer of gradients, or at the output layer the logits and three times as many
@@ -85,80 +89,126 @@ class Model:
         return positions * (self.layers * width * itemsize + max(layer + layer // 2, output))
 
     def with_lora(self, rank: int) -> Model:
-        """This model frozen, and two trained matrices of that rank beside each matrix of its layers."""
+        """Return this model frozen, and two trained matrices of that rank beside each matrix of its layers."""
         if not self.matrices:
             raise ValueError(f"{self.name} has no matrix in its layers that LoRA could adapt")
-        adapters = [Weight(shape, kind="adapter") for w in self.matrices for shape in lora_shapes(w.shape, rank)]
+        shapes = [shape for w in self.matrices for shape in ((rank, w.shape[1]), (w.shape[0], rank))]  # A, B
+        adapters = [Weight(shape, kind="adapter") for shape in shapes]
         return replace(self, weights=(*(replace(w, trainable=False) for w in self.weights), *adapters))
 
 
-def lora_shapes(shape: Shape, rank: int) -> tuple[Shape, Shape]:
-    """Of LoRA's A and B beside a matrix."""
-    return (rank, shape[1]), (shape[0], rank)
+def bert(layers: int = 12, width: int = 256) -> Iterator[Shape]:
+    """A small BERT with its biases and norms: 199 tensors, most of them tiny."""
+    d = width
+    yield from [(30522, d), (512, d), (2, d), (d,), (d,)]
+    for _ in range(layers):
+        yield from [(d, d), (d,)] * 4  # query, key, value, output
+        yield from [(d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,), (d,), (d,)]
+    yield from [(d, d), (d,)]
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A known model from shapes alone, in transformers' order. The first is that of the token embedding."""
-
-    title: str
-    build: partial[Iterator[Shape]]  # its first argument is the number of layers
-    embedded: int = 1  # in how many places the token embedding is used; 2 where it is the output layer too
-
-    @property
-    def shapes(self) -> list[Shape]:
-        """Of all parameters, a tied one once."""
-        return list(self.build())
-
-    def model(self, name: str) -> Model:
-        """With its ties; the first matrices are looked up: words, positions and kinds of tokens."""
-        shapes = self.shapes
-        layers = self.build.args[0] * (2 if self.build.func is t5 else 1)
-        tables = {bert: 3, gpt2: 2}.get(self.build.func, 1)
-        weights = [Weight(shape, kind="table" if i < tables else "layer") for i, shape in enumerate(shapes)]
-        return Model(name, (replace(weights[0], uses=self.embedded), *weights[1:]), layers=layers)
+def gpt2(layers: int = 12, width: int = 768) -> Iterator[Shape]:
+    """GPT-2, by default the small one: 148 tensors, 124 million parameters. The output layer is the embedding."""
+    yield from [(50257, width), (1024, width), *transformer(layers, width), (width,), (width,)]
 
 
-PRESETS = {
-    "gpt2": Preset("GPT-2", partial(gpt2, 12, 768), 2),
-    "gpt2-medium": Preset("GPT-2 medium", partial(gpt2, 24, 1024), 2),
-    "gpt2-large": Preset("GPT-2 large", partial(gpt2, 36, 1280), 2),
-    "gpt2-xl": Preset("GPT-2 XL", partial(gpt2, 48, 1600), 2),
-    "bert-base": Preset("BERT base, uncased", partial(bert, 12, 768)),
-    "bert-large": Preset("BERT large, uncased", partial(bert, 24, 1024)),
-    "t5-small": Preset("T5 small", partial(t5, 6, 512, 2048, 8), 3),
-    "t5-base": Preset("T5 base", partial(t5, 12, 768, 3072, 12), 3),
-    "t5-large": Preset("T5 large", partial(t5, 24, 1024, 4096, 16), 3),
-    "t5-3b": Preset("T5 3B", partial(t5, 24, 1024, 16384, 32, 128), 3),
-    "t5-11b": Preset("T5 11B", partial(t5, 24, 1024, 65536, 128, 128), 3),
-    "llama-1b": Preset("Llama 3.2 1B", partial(llama, 16, 2048, 8192, 512, 128256, True), 2),
-    "llama-3b": Preset("Llama 3.2 3B", partial(llama, 28, 3072, 8192, 1024, 128256, True), 2),
-    "llama-7b": Preset("Llama 2 7B", partial(llama, 32, 4096, 11008, 4096, 32000, False)),
-    "llama-8b": Preset("Llama 3 8B", partial(llama, 32, 4096, 14336, 1024, 128256, False)),
-    "llama-13b": Preset("Llama 2 13B", partial(llama, 40, 5120, 13824, 5120, 32000, False)),
-    "llama-70b": Preset("Llama 3 70B", partial(llama, 80, 8192, 28672, 1024, 128256, False)),
-    "mistral-7b": Preset("Mistral 7B", partial(llama, 32, 4096, 14336, 1024, 32000, False)),
+def transformer(layers: int, d: int) -> Iterator[Shape]:
+    """GPT-2's blocks of any size, about 12·layers·d² parameters."""
+    for _ in range(layers):
+        yield from [(d,), (d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d,), (d,), (d, 4 * d), (4 * d,), (4 * d, d), (d,)]
+
+
+def llama(layers: int, width: int, inner: int, key: int, words: int, tied: bool) -> Iterator[Shape]:
+    """A Llama, or a model built like one; `key` is the width of keys and values."""
+    yield (words, width)
+    for _ in range(layers):
+        yield from [(width, width), (key, width), (key, width), (width, width)]
+        yield from [(inner, width), (inner, width), (width, inner), (width,), (width,)]
+    yield (width,)
+    if not tied:
+        yield (words, width)
+
+
+def t5(layers: int, width: int, inner: int, heads: int, key: int = 64) -> Iterator[Shape]:
+    """The first T5; `key` is the width of one head, `layers` are those of the encoder and again of the decoder."""
+    attention: list[Shape] = [*[(heads * key, width)] * 3, (width, heads * key)]
+    yield (32128, width)
+    for attentions in (1, 2):  # the decoder looks at itself and at the encoder
+        for layer in range(layers):
+            for number in range(attentions):
+                yield from attention
+                if layer == number == 0:
+                    yield (32, heads)  # the bias of relative positions, shared by all layers
+                yield (width,)
+            yield from [(inner, width), (width, inner), (width,)]
+        yield (width,)
+
+
+def resnet50() -> Iterator[Shape]:
+    """ResNet-50: convolutions of 1×1 and 3×3, norms, and the classifier: 161 tensors."""
+    yield from [(64, 3, 7, 7), (64,), (64,)]
+    inputs = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
+                yield from [shape, shape[:1], shape[:1]]
+            if block == 0:  # the shortcut has to change the width
+                yield from [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
+            inputs = 4 * width
+    yield from [(1000, 2048), (1000,)]
+
+
+# Llama 2: 7b, 13b; Llama 3: 8b, 70b; Llama 3.2: 1b, 3b. The first argument is the number of layers.
+PRESETS: dict[str, partial[Iterator[Shape]]] = {
+    "gpt2": partial(gpt2, 12, 768),
+    "gpt2-medium": partial(gpt2, 24, 1024),
+    "gpt2-large": partial(gpt2, 36, 1280),
+    "gpt2-xl": partial(gpt2, 48, 1600),
+    "bert-base": partial(bert, 12, 768),
+    "bert-large": partial(bert, 24, 1024),
+    "t5-small": partial(t5, 6, 512, 2048, 8),
+    "t5-base": partial(t5, 12, 768, 3072, 12),
+    "t5-large": partial(t5, 24, 1024, 4096, 16),
+    "t5-3b": partial(t5, 24, 1024, 16384, 32, 128),
+    "t5-11b": partial(t5, 24, 1024, 65536, 128, 128),
+    "llama-1b": partial(llama, 16, 2048, 8192, 512, 128256, True),
+    "llama-3b": partial(llama, 28, 3072, 8192, 1024, 128256, True),
+    "llama-7b": partial(llama, 32, 4096, 11008, 4096, 32000, False),
+    "llama-8b": partial(llama, 32, 4096, 14336, 1024, 128256, False),
+    "llama-13b": partial(llama, 40, 5120, 13824, 5120, 32000, False),
+    "llama-70b": partial(llama, 80, 8192, 28672, 1024, 128256, False),
+    "mistral-7b": partial(llama, 32, 4096, 14336, 1024, 32000, False),
 }
 
 
+def _preset(name: str) -> Model:
+    """A preset with its ties, in transformers' order; the first matrices are looked up, and the first may be tied."""
+    build = PRESETS[name]
+    tables = {bert: 3, gpt2: 2}.get(build.func, 1)  # of words, positions and kinds of tokens
+    uses = 1 + bool(build.args[-1]) if build.func is llama else {bert: 1, gpt2: 2, t5: 3}[build.func]
+    weights = [Weight(shape, kind="table" if i < tables else "layer") for i, shape in enumerate(build())]
+    layers = build.args[0] * (2 if build.func is t5 else 1)
+    return Model(name, (replace(weights[0], uses=uses), *weights[1:]), layers=layers)
+
+
 def find(model: torch.nn.Module | str | Path) -> Model:
-    """Of a module, a preset's name, `module:function` or the path of a transformers `config.json`."""
+    """Describe a module, a preset's name, `module:function` or the path of a transformers `config.json`."""
     if isinstance(model, torch.nn.Module):
         return of_module(type(model).__name__, model)
     if not isinstance(model, (str, Path)):
         raise TypeError(f"model must be a torch.nn.Module, a name or a path, not {type(model).__name__}")
     name = str(model)
     if name in PRESETS:
-        return PRESETS[name].model(name)
+        return _preset(name)
     if name.endswith(".json") or Path(name).exists():
-        return of_module(name, build_config(Path(name)))
+        return of_module(name, _build_config(Path(name)))
     if ":" not in name:
         raise ValueError(f"{name!r} must be module:function, the path of a config.json, or one of {', '.join(PRESETS)}")
     return of_module(name, build(name))
 
 
 def of_module(name: str, module: torch.nn.Module) -> Model:
-    """What a plan needs of a module, which may be on the meta device."""
+    """Describe a module, which may be on the meta device."""
     require_shapes(name, module)
     tables = {m.weight for m in module.modules() if isinstance(m, torch.nn.Embedding)}
     uses: dict[torch.Tensor, int] = {}
@@ -172,11 +222,11 @@ def of_module(name: str, module: torch.nn.Module) -> Model:
     ]
     if not any(w.trainable and w.count for w in weights):
         raise ValueError(f"{name} has no parameters to train")
-    return Model(name, tuple(weights), sum(b.nbytes for b in module.buffers()), count_layers(module))
+    return Model(name, tuple(weights), sum(b.nbytes for b in module.buffers()), _count_layers(module))
 
 
-def count_layers(module: torch.nn.Module) -> int:
-    """How often the class repeats that has most of the parameters in lists of modules."""
+def _count_layers(module: torch.nn.Module) -> int:
+    """Return how often the class repeats that has most of the parameters in lists of modules."""
     sizes: dict[type, int] = {}
     counts: dict[type, int] = {}
     for parent in module.modules():
@@ -187,8 +237,8 @@ def count_layers(module: torch.nn.Module) -> int:
     return max(((size, counts[kind]) for kind, size in sizes.items()), default=(0, 0))[1]
 
 
-def build_config(path: Path) -> torch.nn.Module:
-    """The model that a transformers `config.json` describes, on the meta device: no weights, no network."""
+def _build_config(path: Path) -> torch.nn.Module:
+    """Build the model that a transformers `config.json` describes, on the meta device: no weights, no network."""
     path = path / "config.json" if path.is_dir() else path
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
@@ -212,3 +262,39 @@ def build_config(path: Path) -> torch.nn.Module:
         raise ValueError(f"{path}: transformers cannot build it: {type(wrong).__name__}: {wrong}") from wrong
     assert isinstance(made, torch.nn.Module)
     return made
+
+
+def build(reference: str) -> torch.nn.Module:
+    """Build the model that `module:function` returns; its weights are not made where it can be helped."""
+    module, colon, function = reference.partition(":")
+    if not (module and colon and function):
+        raise ValueError(f"the model {reference!r} must be module:function")
+    if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
+        sys.path.insert(0, here)
+    try:
+        make = getattr(importlib.import_module(module), function, None)
+        model = _call(make) if callable(make) else None
+    except Exception as wrong:  # whatever a user's own file may raise
+        raise ValueError(f"{reference} raised {type(wrong).__name__}: {wrong}") from wrong
+    if not callable(make):
+        raise ValueError(f"{reference}: {module} has no function {function!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"{reference} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _call(make: Callable[[], Any]) -> Any:
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
+        return make()
+
+
+def require_shapes(name: str, module: torch.nn.Module) -> None:
+    """Raise for a parameter that has no shape, or none that is known before a first forward pass."""
+    for key, p in module.named_parameters():
+        if is_lazy(p):
+            raise ValueError(f"{name}: {key} has no shape before a first forward pass; make it without lazy layers")
+        if p.is_nested:
+            raise ValueError(f"{name}: {key} is a nested tensor, which has no shape of its own")

@@ -1,8 +1,8 @@
-"""What each optimizer keeps for a parameter and holds during a step, and all settings that a plan compares.
+"""The memory of each optimizer's state and step, and the settings that a plan compares.
 
 Temporaries of other optimizers follow their code line by line: what an expression makes while its operands live, and
 what a loop's variables still hold from the parameter before. All were measured (docs/plan.md). Ours are those of the
-compiled step on a CPU, and of plain torch elsewhere.
+compiled step on a CPU, and of eager PyTorch elsewhere.
 """
 
 from __future__ import annotations
@@ -10,24 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 
 from adafactor.core.dtensor import drop
 from adafactor.core.factoring import STEP_DTYPE, find_factoring
-from adafactor.kernels import memory_order as memory_order
+from adafactor.kernels import memory_order
 from adafactor.kernels.eager.blocks import BLOCK_DEVICE
-from adafactor.planning.shapes import Shape
+from adafactor.planning.models import Shape
 
 FLOAT, SHORT = torch.float32, torch.bfloat16
-ADAMW = ("fused", "foreach", "loop")
+ADAMW_VARIANTS = ("fused", "foreach", "loop")
+TORCH_STEP = 4  # bytes: torch's optimizers count steps in a float32 tensor
+BITS_BLOCK, BITS_LEAST = 256, 4096  # elements that share a scale; elements from which a state takes 8 bits
+# bytes for each element of the block that eager PyTorch works on: room to compute in and for a converted copy, random
+# numbers on their way, what rounding took away
+BLOCK_BYTES = {
+    (FLOAT, "nearest"): 4,
+    (SHORT, "nearest"): 8,
+    (SHORT, "stochastic"): 32,
+    (SHORT, "kahan"): 19,
+}
 
-Cut = tuple[Shape, Shape]  # a parameter's shape, and that of the part which is on one device
+
+class Shard(NamedTuple):
+    """The shape of a parameter, and that of the part which is on one device."""
+
+    whole: Shape
+    part: Shape
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Bytes that one parameter's state takes from step to step."""
+class StateBytes(NamedTuple):
+    """The bytes that one parameter's state takes from step to step."""
 
     statistics: int
     momentum: int = 0
@@ -38,7 +53,7 @@ class Kept:
 class Situation:
     """Where and how training runs."""
 
-    device: str = "cpu"  # our compiled step is for the CPU; everywhere else ours is plain torch in blocks
+    device: str = "cpu"  # our compiled step is for the CPU; everywhere else ours is eager PyTorch in blocks
     adamw: str = "fused"
     batch: int = 0  # sequences on each device; 0: activations are not counted
     tokens: int = 0  # of each sequence
@@ -51,237 +66,183 @@ class Setting:
     """An optimizer with the precision that it trains in."""
 
     key: str
-    label: str
+    optimizer: Optimizer
     dtype: torch.dtype  # of the weights and their gradients
-    keeps: Callable[[Cut], Kept]
-    holds: Callable[[Sequence[Cut], Situation], int]  # the most that exists beyond all else at one time in a step
     master: bool = False  # a float32 copy of the weights, which is what the optimizer steps
+    momentum: bool = False  # of ours, as the next two; AdamW has it anyway
+    rounding: str = "nearest"
     in_backward: bool = False  # a gradient is freed as soon as its parameter has stepped
+
+    @property
+    def label(self) -> str:
+        """The setting in words."""
+        words = [self.optimizer.name, "mixed precision" if self.master else str(self.dtype).removeprefix("torch.")]
+        words += [self.rounding] * (self.rounding != "nearest")
+        return ", ".join(words + ["momentum"] * self.momentum + ["in backward"] * self.in_backward)
+
+    @property
+    def stepped_dtype(self) -> torch.dtype:
+        """The dtype of the tensors that the optimizer is given."""
+        return FLOAT if self.master else self.dtype
+
+    @property
+    def unsharded(self) -> str:
+        """Why it cannot step sharded parameters; empty if it can."""
+        in_backward = "sharded parameters step together, not inside backward"
+        return in_backward if self.in_backward else self.optimizer.unsharded
+
+    @property
+    def keywords(self) -> str | None:
+        """The keywords of our optimizer, as they are written; None for the others."""
+        if self.optimizer is not ADAFACTOR:
+            return None
+        rounding = "" if self.rounding == "nearest" else f', rounding="{self.rounding}"'
+        return rounding + (", beta1=0.9" if self.momentum else "")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer needs beside weights and gradients, in bytes."""
+
+    name: str
+    state: Callable[[Setting, Shard], StateBytes]  # of one parameter
+    temporary: Callable[[Setting, Sequence[Shard], Situation], int]  # the most beyond all else at one time in a step
+    shared: Callable[[Sequence[Shard]], int] = lambda shards: 0  # what the states of all parameters have in common
     unsharded: str = ""  # why it cannot step sharded parameters
-    shares: Callable[[Sequence[Cut]], int] = lambda cuts: 0  # bytes that all parameters' states have in common
-    keywords: str | None = None  # of our optimizer, as they are written; None for the others
 
 
-# ---- other optimizers -----------------------------------------------------------------------------------------------
-
-TORCH_STEP = 4  # bytes: torch's optimizers count steps in a float32 tensor
-
-
-def adamw_keeps(dtype: torch.dtype) -> Callable[[Cut], Kept]:
+def _adamw_state(setting: Setting, shard: Shard) -> StateBytes:
     """Both averages are in the parameter's dtype."""
-
-    def keeps(cut: Cut) -> Kept:
-        count = prod(cut[1])
-        return Kept(count * dtype.itemsize + TORCH_STEP, count * dtype.itemsize)
-
-    return keeps
+    size = prod(shard.part) * setting.stepped_dtype.itemsize
+    return StateBytes(size + TORCH_STEP, size)
 
 
-def adamw_holds(dtype: torch.dtype) -> Callable[[Sequence[Cut], Situation], int]:
-    """Fused: nothing. foreach: √v of all parameters. Loop: √v and √v/√(1 − β₂ᵗ), and the latter of the one before."""
+def _adamw_temporary(setting: Setting, shards: Sequence[Shard], situation: Situation) -> int:
+    """Fused: nothing. foreach: √v of all parameters. Loop: √v and √v/√(1 − β₂ᵗ), and the latter of the one before.
 
-    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
-        sizes = [prod(part) * dtype.itemsize for _, part in cuts]
-        if situation.adamw == "loop":
-            return in_turn(sizes, 2)
-        return sum(sizes) if situation.adamw == "foreach" else 0
-
-    return holds
-
-
-def mixed_holds(cuts: Sequence[Cut], situation: Situation) -> int:
-    """One parameter at a time: its gradient in float32, and what AdamW holds."""
-    copies = {"fused": 1, "foreach": 2, "loop": 3}[situation.adamw]
-    return max(copies * prod(part) * FLOAT.itemsize for _, part in cuts)
+    With a master copy one parameter steps at a time, and has its gradient in float32 besides.
+    """
+    sizes = [prod(shard.part) * setting.stepped_dtype.itemsize for shard in shards]
+    if setting.master:
+        return {"fused": 1, "foreach": 2, "loop": 3}[situation.adamw] * max(sizes)
+    if situation.adamw == "loop":
+        return _in_turn(sizes, 2)
+    return sum(sizes) if situation.adamw == "foreach" else 0
 
 
-BITS_BLOCK, BITS_LEAST = 256, 4096  # elements that share a scale; elements from which a tensor is kept in 8 bits
+def _adamw_8bit_state(setting: Setting, shard: Shard) -> StateBytes:
+    """A byte for each average and a float32 for each block of them; small tensors stay in float32 (bitsandbytes)."""
+    count = prod(shard.part)
+    size = count + 4 * -(-count // BITS_BLOCK) if count >= BITS_LEAST else 4 * count
+    return StateBytes(size, size)
 
 
-def adamw_8bit_keeps(cut: Cut) -> Kept:
-    """Of bitsandbytes: a byte for each average and a float32 for each block of them; small tensors stay in float32."""
-    count = prod(cut[1])
-    one = count + 4 * -(-count // BITS_BLOCK) if count >= BITS_LEAST else 4 * count
-    return Kept(one, one)
-
-
-def adamw_8bit_shares(cuts: Sequence[Cut]) -> int:
+def _adamw_8bit_shared(shards: Sequence[Shard]) -> int:
     """What the 256 values of a byte stand for, in float32, for each of the averages."""
-    return 2 * 256 * FLOAT.itemsize if any(prod(part) >= BITS_LEAST for _, part in cuts) else 0
+    return 2 * 256 * FLOAT.itemsize if any(prod(shard.part) >= BITS_LEAST for shard in shards) else 0
 
 
-def nothing_held(cuts: Sequence[Cut], situation: Situation) -> int:
-    """A kernel that works in place."""
-    return 0
+def _torch_state(setting: Setting, shard: Shard) -> StateBytes:
+    """Factors over the last two axes, in the gradient's dtype."""
+    return StateBytes(_last_two(shard.part) * setting.dtype.itemsize + TORCH_STEP)
 
 
-def torch_keeps(dtype: torch.dtype) -> Callable[[Cut], Kept]:
-    """Of torch.optim.Adafactor: factors over the last two axes, in the gradient's dtype."""
-
-    def keeps(cut: Cut) -> Kept:
-        return Kept(_last_two(cut[1]) * dtype.itemsize + TORCH_STEP)
-
-    return keeps
-
-
-def torch_holds(dtype: torch.dtype) -> Callable[[Sequence[Cut], Situation], int]:
-    """Of torch.optim.Adafactor: V̂, which becomes the update, and the last parameter's; for vectors also G²."""
-
-    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
-        most = update = squared = 0
-        for _, part in cuts:
-            size = prod(part) * dtype.itemsize
-            most = max(most, update + squared + size)
-            if len(part) < 2:
-                most, squared = max(most, update + 2 * size), size
-            update = size
-        return most
-
-    return holds
+def _torch_temporary(setting: Setting, shards: Sequence[Shard], situation: Situation) -> int:
+    """V̂, which becomes the update, and the last parameter's; for vectors also G²."""
+    most = update = squared = 0
+    for _, part in shards:
+        size = prod(part) * setting.dtype.itemsize
+        most = max(most, update + squared + size)
+        if len(part) < 2:
+            most, squared = max(most, update + 2 * size), size
+        update = size
+    return most
 
 
-def transformers_keeps(cut: Cut) -> Kept:
-    """Of transformers' Adafactor: float32 factors over the last two axes, and RMS(X) as a tensor."""
-    return Kept(_last_two(cut[1]) * FLOAT.itemsize + FLOAT.itemsize)
+def _transformers_state(setting: Setting, shard: Shard) -> StateBytes:
+    """Float32 factors over the last two axes, and RMS(X) as a tensor."""
+    return StateBytes(_last_two(shard.part) * FLOAT.itemsize + FLOAT.itemsize)
 
 
-def transformers_holds(dtype: torch.dtype) -> Callable[[Sequence[Cut], Situation], int]:
-    """Of transformers' Adafactor: G² and G² + ε₁, the last update; for 16 bits also G and X, all in float32."""
-
-    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
-        return in_turn([prod(part) * FLOAT.itemsize for _, part in cuts], 2 if dtype == FLOAT else 4)
-
-    return holds
+def _transformers_temporary(setting: Setting, shards: Sequence[Shard], situation: Situation) -> int:
+    """G² and G² + ε₁, the last update; for 16 bits also G and X, all in float32."""
+    return _in_turn([prod(part) * FLOAT.itemsize for _, part in shards], 2 if setting.dtype == FLOAT else 4)
 
 
-def in_turn(sizes: Sequence[int], copies: int) -> int:
+def _in_turn(sizes: Sequence[int], copies: int) -> int:
     """The peak of a loop that makes so many copies of a tensor while its variable still holds one of the last's."""
     before = [0, *sizes[:-1]]
     return max(copies * size + last for size, last in zip(sizes, before, strict=True))
 
 
 def _last_two(shape: Shape) -> int:
-    if len(shape) < 2:
-        return prod(shape)
-    return prod(shape[:-1]) + prod(drop(shape, len(shape) - 2))
+    """The number of elements of factors over the last two axes."""
+    return prod(shape) if len(shape) < 2 else prod(shape[:-1]) + prod(drop(shape, len(shape) - 2))
 
 
-# ---- ours -----------------------------------------------------------------------------------------------------------
-
-
-def ours(key: str, label: str, dtype: torch.dtype, momentum: bool = False, rounding: str = "nearest") -> Setting:
-    """One of our modes."""
-
-    def keeps(cut: Cut) -> Kept:
-        count = prod(cut[1])
-        return Kept(
-            factors(cut) * FLOAT.itemsize + STEP_DTYPE.itemsize,
-            count * FLOAT.itemsize if momentum else 0,
-            count * dtype.itemsize if rounding == "kahan" else 0,
-        )
-
-    def holds(cuts: Sequence[Cut], situation: Situation) -> int:
-        # one parameter after the other, but sharded ones are on their way all at once
-        vectors = sum if any(whole != part for whole, part in cuts) else max
-        if situation.device == "cpu":
-            return vectors(map(compiled_vectors, cuts))
-        block = max(min(prod(part), BLOCK_DEVICE) for _, part in cuts) * BLOCK_BYTES[dtype, rounding]
-        return block + vectors(12 * factors(one) for one in cuts)  # means in double, scales in float32
-
-    in_backward = key.endswith("backward")
-    reason = "sharded parameters step together, not inside backward" if in_backward else ""
-    written = [', rounding="' + rounding + '"'] * (rounding != "nearest") + [", beta1=0.9"] * momentum
-    return Setting(
-        key, label, dtype, keeps, holds, in_backward=in_backward, unsharded=reason, keywords="".join(written)
+def _our_state(setting: Setting, shard: Shard) -> StateBytes:
+    count = prod(shard.part)
+    return StateBytes(
+        _our_statistics(shard) * FLOAT.itemsize + STEP_DTYPE.itemsize,
+        count * FLOAT.itemsize if setting.momentum else 0,
+        count * setting.dtype.itemsize if setting.rounding == "kahan" else 0,
     )
 
 
-def factors(cut: Cut) -> int:
-    """The elements of our statistics on one device: the whole decides what is factored, a cut axis is cut in both."""
-    whole, part = cut
-    shapes = find_factoring(whole, "outer")
-    if shapes.row_axis is None or shapes.col_axis is None:
-        return prod(part)
-    return prod(drop(part, shapes.col_axis)) + prod(drop(part, shapes.row_axis))
+def _our_temporary(setting: Setting, shards: Sequence[Shard], situation: Situation) -> int:
+    # parameters step one after the other, but sharded ones all at once
+    vectors = sum if any(whole != part for whole, part in shards) else max
+    if situation.device == "cpu":
+        return vectors(map(compiled_vectors, shards))
+    block = max(min(prod(part), BLOCK_DEVICE) for _, part in shards) * BLOCK_BYTES[setting.dtype, setting.rounding]
+    return block + vectors(12 * _our_statistics(shard) for shard in shards)  # means in double, scales in float32
 
 
-# bytes for each element of the block that plain torch works on: room to compute in and for a converted copy, random
-# numbers on their way, what rounding took away
-BLOCK_BYTES = {
-    (FLOAT, "nearest"): 4,
-    (SHORT, "nearest"): 8,
-    (SHORT, "stochastic"): 32,
-    (SHORT, "kahan"): 19,
-}
+def _our_statistics(shard: Shard) -> int:
+    """The elements on one device: the whole shape decides what is factored, a sharded axis is so in both factors."""
+    factoring = find_factoring(shard.whole, "outer")
+    if factoring.row_axis is None or factoring.col_axis is None:
+        return prod(shard.part)
+    return prod(drop(shard.part, factoring.col_axis)) + prod(drop(shard.part, factoring.row_axis))
 
 
-def compiled_vectors(cut: Cut) -> int:
+def compiled_vectors(shard: Shard) -> int:
     """The bytes that the compiled step reserves for a contiguous parameter (`memory_order.scratch_lengths`)."""
-    shapes, part = find_factoring(cut[0], "outer"), cut[1]
+    factoring, part = find_factoring(shard.whole, "outer"), shard.part
     strides = tuple(prod(part[axis + 1 :]) for axis in range(len(part)))
-    if shapes.row_axis is None or shapes.col_axis is None:
+    if factoring.row_axis is None or factoring.col_axis is None:
         order = memory_order.flat_order(part, strides, strides)
     else:
-        order = memory_order.factored_order(part, strides, strides, shapes.row_axis, shapes.col_axis)
+        order = memory_order.factored_order(part, strides, strides, factoring.row_axis, factoring.col_axis)
     assert isinstance(order, memory_order.MemoryOrder)  # there is a way through every contiguous tensor
     return 8 * order.scratch
 
 
 RAISES = "it raises on sharded matrices"
+ADAMW = Optimizer("AdamW", _adamw_state, _adamw_temporary)
+ADAMW_8BIT = Optimizer("AdamW 8-bit", _adamw_8bit_state, lambda setting, shards, situation: 0, _adamw_8bit_shared)
+TORCH = Optimizer("torch.optim.Adafactor", _torch_state, _torch_temporary, unsharded=RAISES)
+TRANSFORMERS = Optimizer("transformers' Adafactor", _transformers_state, _transformers_temporary, unsharded=RAISES)
+ADAFACTOR = Optimizer("adafactor", _our_state, _our_temporary)
 
 SETTINGS = {
     setting.key: setting
     for setting in (
-        Setting("adamw-float32", "AdamW, float32", FLOAT, adamw_keeps(FLOAT), adamw_holds(FLOAT)),
-        Setting("adamw-mixed", "AdamW, mixed precision", SHORT, adamw_keeps(FLOAT), mixed_holds, master=True),
-        Setting("adamw-bfloat16", "AdamW, bfloat16", SHORT, adamw_keeps(SHORT), adamw_holds(SHORT)),
-        Setting("adamw-8bit", "AdamW 8-bit, float32", FLOAT, adamw_8bit_keeps, nothing_held, shares=adamw_8bit_shares),
-        Setting(
-            "adamw-8bit-bfloat16",
-            "AdamW 8-bit, bfloat16",
-            SHORT,
-            adamw_8bit_keeps,
-            nothing_held,
-            shares=adamw_8bit_shares,
-        ),
-        Setting(
-            "torch-float32",
-            "torch.optim.Adafactor, float32",
-            FLOAT,
-            torch_keeps(FLOAT),
-            torch_holds(FLOAT),
-            unsharded=RAISES,
-        ),
-        Setting(
-            "torch-bfloat16",
-            "torch.optim.Adafactor, bfloat16",
-            SHORT,
-            torch_keeps(SHORT),
-            torch_holds(SHORT),
-            unsharded=RAISES,
-        ),
-        Setting(
-            "transformers-float32",
-            "transformers' Adafactor, float32",
-            FLOAT,
-            transformers_keeps,
-            transformers_holds(FLOAT),
-            unsharded=RAISES,
-        ),
-        Setting(
-            "transformers-bfloat16",
-            "transformers' Adafactor, bfloat16",
-            SHORT,
-            transformers_keeps,
-            transformers_holds(SHORT),
-            unsharded=RAISES,
-        ),
-        ours("adafactor-float32", "adafactor, float32", FLOAT),
-        ours("adafactor-float32-momentum", "adafactor, float32, momentum", FLOAT, momentum=True),
-        ours("adafactor-bfloat16", "adafactor, bfloat16", SHORT),
-        ours("adafactor-stochastic", "adafactor, bfloat16, stochastic", SHORT, rounding="stochastic"),
-        ours("adafactor-stochastic-momentum", "adafactor, bfloat16, stochastic, momentum", SHORT, True, "stochastic"),
-        ours("adafactor-kahan", "adafactor, bfloat16, kahan", SHORT, rounding="kahan"),
-        ours("adafactor-backward", "adafactor, bfloat16, stochastic, in backward", SHORT, rounding="stochastic"),
+        Setting("adamw-float32", ADAMW, FLOAT),
+        Setting("adamw-mixed", ADAMW, SHORT, master=True),
+        Setting("adamw-bfloat16", ADAMW, SHORT),
+        Setting("adamw-8bit", ADAMW_8BIT, FLOAT),
+        Setting("adamw-8bit-bfloat16", ADAMW_8BIT, SHORT),
+        Setting("torch-float32", TORCH, FLOAT),
+        Setting("torch-bfloat16", TORCH, SHORT),
+        Setting("transformers-float32", TRANSFORMERS, FLOAT),
+        Setting("transformers-bfloat16", TRANSFORMERS, SHORT),
+        Setting("adafactor-float32", ADAFACTOR, FLOAT),
+        Setting("adafactor-float32-momentum", ADAFACTOR, FLOAT, momentum=True),
+        Setting("adafactor-bfloat16", ADAFACTOR, SHORT),
+        Setting("adafactor-stochastic", ADAFACTOR, SHORT, rounding="stochastic"),
+        Setting("adafactor-stochastic-momentum", ADAFACTOR, SHORT, rounding="stochastic", momentum=True),
+        Setting("adafactor-kahan", ADAFACTOR, SHORT, rounding="kahan"),
+        Setting("adafactor-backward", ADAFACTOR, SHORT, rounding="stochastic", in_backward=True),
     )
 }

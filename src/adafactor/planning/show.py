@@ -1,86 +1,299 @@
-"""A plan as a table, as bars in the terminal, as advice, as JSON and as a picture."""
+"""The memory plan of a model: its numbers, and how they become a table, bars, advice, JSON and a picture."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import Any
 
-from adafactor.planning import sizes
-from adafactor.planning.bill import PARTS, Bytes, Line, Plan
-from adafactor.planning.optimizers import SETTINGS, SHORT
+from adafactor.planning.optimizers import SETTINGS, SHORT, Setting, Situation
 
+ADVICE = ("adafactor-float32", "adafactor-stochastic", "adafactor-backward")  # the first that fits
+NO_TERMINAL = 100  # columns, where there is no terminal and COLUMNS is not set
+NOT_COUNTED = "what a framework gathers or reduces between devices, and what an allocator cannot use"
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The parts of a plan, in bytes. Activations are an estimate, and only there when a batch is given."""
+
+    weights: int = 0
+    master: int = 0  # float32 copies of 16-bit weights, which the optimizer steps
+    gradients: int = 0
+    statistics: int = 0  # of the gradients' squares, and the counts of steps
+    momentum: int = 0
+    rounding: int = 0  # Kahan's compensation
+    temporary: int = 0  # the most that a step, or the sum of a tied parameter's gradients, holds for a moment
+    buffers: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts together: the peak of a training step."""
+        return sum(getattr(self, part) for part in PARTS)
+
+
+PARTS = tuple(part.name for part in fields(Bytes))
 # a mark for each part of a bar, and a colour that can be told from its neighbours'
 MARKS = dict(zip(PARTS, "█▓▒░▚▞·=+", strict=True))
 COLOURS = dict(
     zip(PARTS, "#33508a #7b98d1 #d98b3a #3d9970 #8cc7a7 #a05ba0 #b0b0b0 #707070 #c94f4f".split(), strict=True)
 )  # fmt: skip
-# what a narrow table shows, and which parts are in it; beside activations, temporaries count as the optimizer's
-NARROW = {
-    "weights": ("weights", "buffers"),
-    "gradients": ("gradients",),
-    "optimizer": ("master", "statistics", "momentum", "rounding"),
-    "temporary": ("temporary",),
-}
-NARROW_WITH_ACTIVATIONS = {
-    "weights": NARROW["weights"],
-    "gradients": NARROW["gradients"],
-    "optimizer": (*NARROW["optimizer"], "temporary"),
-    "activations": ("activations",),
-}
-ON_A_PIPE = 100  # columns, where there is no terminal and COLUMNS is not set
-LEFT_OUT = "what a framework gathers or reduces between devices, and what an allocator cannot use"
 
 
-def heading(plan: Plan) -> str:
-    """Which model, and how it is trained."""
+@dataclass(frozen=True)
+class Line:
+    """The memory that one setting takes."""
+
+    key: str
+    label: str
+    whole: Bytes  # on one device
+    device: Bytes | None  # on the fullest of them; None if the optimizer cannot step sharded parameters
+    note: str = ""
+
+    def left(self, budget: int) -> int | None:
+        """What remains of a device's memory; below zero if it is not enough, None if it cannot be sharded."""
+        return None if self.device is None else budget - self.device.total
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory plan of a model. `str()` is a table with a chart and advice below it, `plot(path)` draws it.
+
+    `lines` has one entry per setting; `fitting` are those that the budget covers; `advice` says what to write. Where
+    nothing fits, `alternative` is a plan with checkpointing, a smaller batch or more devices in which something does.
+    """
+
+    model: str
+    parameters: int
+    trained: int
+    tensors: int
+    lines: tuple[Line, ...]
+    shards: int
+    situation: Situation
+    budget: int | None = None
+    alternative: Plan | None = None
+
+    @property
+    def fitting(self) -> tuple[Line, ...]:
+        """The settings that fit the budget; all if there is none."""
+        budget = self.budget
+        return tuple(x for x in self.lines if budget is None or (x.left(budget) or 0) > 0)
+
+    def line(self, key: str) -> Line:
+        """Return the line of one setting."""
+        return next(line for line in self.lines if line.key == find_setting(key).key)
+
+    @property
+    def advice(self) -> str:
+        """What fits, and the lines to write for it; else what is missing, and what would help."""
+        usable = [line for line in self.lines if line.device is not None]
+        if not usable:
+            return "None of these settings can be sharded."
+        least = max(usable, key=lambda line: (line.left(0) or 0, SETTINGS[line.key].keywords is not None))
+        if self.budget is None:
+            size = format_size(-(least.left(0) or 0))
+            return _with_code(self, least, f"Least memory: {least.label}, {size}.") + (
+                "\nA budget (--budget 24GiB) says what fits."
+            )
+        budget, fitting = format_size(self.budget), self.fitting
+        if not fitting:
+            return f"Nothing fits in {budget}. Nearest: {least.label}, {_room(self, least)}.\n{_help(self)}"
+        ours = [line for line in fitting if SETTINGS[line.key].keywords is not None]
+        best = next((line for line in (*(x for x in ours if x.key in ADVICE), *ours)), least)
+        head = f"{len(fitting)} of {len(self.lines)} settings fit in {budget}. "
+        text = _with_code(self, best, f"{head}Take {best.label} ({_room(self, best)}).")
+        if best.left(0) == least.left(0):
+            return text
+        return f"{text}\n" + _with_code(self, least, f"Most room: {least.label} ({_room(self, least)}).")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as `--json` prints it: numbers are bytes."""
+        return {
+            **{name: getattr(self, name) for name in ("model", "parameters", "trained", "tensors", "shards", "budget")},
+            **asdict(self.situation),
+            "fitting": None if self.budget is None else [line.key for line in self.fitting],
+            "settings": [_line_as_dict(self, line) for line in self.lines],
+            "advice": self.advice,
+        }
+
+    def __str__(self) -> str:
+        """Return the table, the chart, what is not in them, and advice, as wide as the terminal."""
+        width = shutil.get_terminal_size((NO_TERMINAL, 24)).columns
+        labels = max(len(line.label) for line in self.lines)
+        parts = [
+            fill(_heading(self), width),
+            "\n".join(_draw_table(*table(self, width), width)),
+            self.chart(max(16, min(60, width - labels - 13))),
+            "\n".join(fill(note, width) for note in _notes(self)),
+            # code, which is indented, stays as it is
+            "\n".join(x if x.startswith(" ") else fill(x, width) for x in self.advice.splitlines()),
+        ]
+        return "\n\n".join(parts)
+
+    def chart(self, width: int = 60) -> str:
+        """Return a bar for each setting, each part in a mark of its own; the budget, if there is one, is a line."""
+        drawn, longest = _bars(self)
+        labels = max((len(line.label) for line, _ in drawn), default=0)
+        rows = []
+        for line, size in drawn:
+            bar = "".join(MARKS[part] * length for part, length in _segments(size, longest, width))
+            if self.budget is not None:
+                place = round(self.budget / longest * width)
+                bar = bar.ljust(width + 1)
+                bar = f"{bar[:place]}│{bar[place:]}".rstrip()
+            rows.append(f"{line.label.ljust(labels)} {bar} {format_size(size.total)}")
+        signs = {part: MARKS[part] for part in PARTS if any(getattr(size, part) for _, size in drawn)}
+        signs |= {} if self.budget is None else {"budget": "│"}
+        legend = "  ".join(f"{sign}\N{NO-BREAK SPACE}{name}" for name, sign in signs.items())
+        return "\n".join([*rows, "", fill(legend, labels + width + 12).replace("\N{NO-BREAK SPACE}", " ")])
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the chart as a picture, with matplotlib."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as missing:
+            raise ImportError(f"a plot needs matplotlib (pip install matplotlib): {missing}") from missing
+        drawn, longest = _bars(self)
+        figure = Figure(figsize=(9, 1.6 + 0.32 * len(drawn)), layout="constrained")
+        axes = figure.subplots()
+        labels = [line.label for line, _ in drawn]
+        start = [0.0] * len(drawn)
+        for part in PARTS:
+            lengths = [getattr(size, part) / 2**30 for _, size in drawn]
+            if any(lengths):
+                axes.barh(labels, lengths, left=start, color=COLOURS[part], label=part, height=0.7)
+                start = [a + b for a, b in zip(start, lengths, strict=True)]
+        for place, (_, size) in enumerate(drawn):
+            axes.annotate(
+                format_size(size.total),
+                (start[place], place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # over the line of the budget
+            )
+        if self.budget is not None:
+            axes.axvline(self.budget / 2**30, color="black", linestyle="--", linewidth=1)
+            axes.text(self.budget / 2**30, -0.75, f" {format_size(self.budget)}", fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.12 * longest / 2**30)
+        where = f" on each of {self.shards:,} devices" if self.shards > 1 else ""
+        axes.set_xlabel(f"GiB{where}{'' if self.situation.batch else ', without activations'}")
+        axes.set_title(f"{self.model}, {self.parameters:,} parameters", fontsize=10, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside lower center", ncols=len(PARTS), frameon=False, fontsize=8)
+        figure.savefig(path, dpi=120)
+
+
+def print_plan(plan: Plan) -> None:
+    """Print all of it in the terminal; the parts of bars in colour where rich is installed."""
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except ImportError:
+        print(plan)
+        return
+    console = Console()
+    if not console.is_terminal:
+        print(plan)
+        return
+    text = Text(str(plan))
+    for part in PARTS:
+        mark = re.escape(MARKS[part])
+        text.highlight_regex(f"{mark}{{2,}}|{mark}(?= {part})", style=COLOURS[part])
+    text.highlight_regex(r"(?m)^    .*$", style="bold")  # code to write
+    console.print(text, soft_wrap=True)
+
+
+def find_setting(key: str) -> Setting:
+    """Return the setting of that key, or raise an error that lists all."""
+    if key not in SETTINGS:
+        raise ValueError(f"unknown setting {key!r}; there are {', '.join(SETTINGS)}")
+    return SETTINGS[key]
+
+
+def parse_size(text: int | str) -> int:
+    """Return the bytes of `24GiB`, `24G` (the same), `24 GB` or `800MiB`; an integer is bytes, its text is not."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        count, unit = float(text), "B"
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+        count, unit = (float(match[1]), match[2].upper()) if match else (0.0, "-")
+        if count and not unit:
+            raise ValueError(f"{text} of what? Write {text}GiB, or {text}MiB")
+    if unit not in UNITS or count <= 0:
+        raise ValueError(f"{text!r} must be a size above 0 such as 24GiB or 24G (2³⁰ bytes), 24GB (10⁹) or 800MiB")
+    return int(count * UNITS[unit])
+
+
+def format_size(count: int) -> str:
+    """Write a number of bytes with three significant digits, in units of 1024."""
+    if not count:
+        return "–"
+    size, unit = next(pair for pair in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")) if count >= pair[0])
+    value = count / size
+    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def _heading(plan: Plan) -> str:
     how = plan.situation
     count = f"{plan.parameters:,} parameters in {plan.tensors:,} tensors"
     frozen = f", {plan.trained:,} of them trained" if plan.trained < plan.parameters else ""
     lora = f" (LoRA of rank {how.lora} on every matrix of the layers)" if how.lora else ""
-    cut = f", cut among {plan.shards:,} devices" if plan.shards > 1 else ""
-    return f"{plan.model}: {count}{frozen}{lora}{cut}. Steps on {how.device}, AdamW {how.adamw}."
+    shards = f", cut among {plan.shards:,} devices" if plan.shards > 1 else ""
+    return f"{plan.model}: {count}{frozen}{lora}{shards}. Steps on {how.device}, AdamW {how.adamw}."
 
 
-def notes(plan: Plan) -> list[str]:
+def _notes(plan: Plan) -> list[str]:
     """What has to be said below the table."""
-    said, how = [], plan.situation
+    notes, how = [], plan.situation
     for reason in dict.fromkeys(line.note for line in plan.lines if line.device is None):
         keys = ", ".join(line.key for line in plan.lines if line.note == reason)
-        said.append(f"Cannot be sharded: {keys} ({reason}).")
+        notes.append(f"Cannot be sharded: {keys} ({reason}).")
     if how.batch:
-        kept = "with checkpointing" if how.checkpointing else "without checkpointing"
-        said.append(
+        notes.append(
             f"Activations are an estimate from the matrices' shapes, for {how.batch:,} × {how.tokens:,} tokens on each "
-            f"device, {kept}, and for attention that does not keep its weights (SDPA)."
+            f"device, {'with' if how.checkpointing else 'without'} checkpointing, and for attention that does not keep "
+            "its weights (SDPA)."
         )
-    return [*said, f"Not counted: {'' if how.batch else 'activations (--batch, --tokens), '}{LEFT_OUT}."]
+    return [*notes, f"Not counted: {'' if how.batch else 'activations (--batch, --tokens), '}{NOT_COUNTED}."]
 
 
 def table(plan: Plan, width: int) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows; a part that no setting has is no column. Parts are put together where all are too wide."""
-    used = [part for part in PARTS if any(line.device and getattr(line.device, part) for line in plan.lines)]
-    both = ["per device", "on one"] if plan.shards > 1 else ["total"]
-    fit = [] if plan.budget is None else ["left"]
-    heads = ["setting", *used, *both, *fit]
-    rows = [_row(plan, line, [(part,) for part in used], both) for line in plan.lines]
+    """Return heads and rows; a part that no setting has is no column, and parts are added up where all are too wide."""
+    totals = ["per device", "on one"] if plan.shards > 1 else ["total"]
+    left = [] if plan.budget is None else ["left"]
+    columns = {part: (part,) for part in PARTS if any(x.device and getattr(x.device, part) for x in plan.lines)}
+    heads = ["setting", *columns, *totals, *left]
+    rows = [_row(plan, line, columns, totals) for line in plan.lines]
     if sum(_widths(heads, rows)) + 2 * (len(heads) - 1) <= width:
         return heads, rows
-    parts = NARROW_WITH_ACTIVATIONS if plan.situation.batch else NARROW
-    heads = ["setting", *parts, both[0], *fit]
-    return heads, [_row(plan, line, list(parts.values()), both[:1]) for line in plan.lines]
+    state, temporary = ("master", "statistics", "momentum", "rounding"), ("temporary",)
+    narrow = {"weights": ("weights", "buffers"), "gradients": ("gradients",)}
+    if plan.situation.batch:
+        narrow |= {"optimizer": (*state, *temporary), "activations": ("activations",)}
+    else:
+        narrow |= {"optimizer": state, "temporary": temporary}
+    return ["setting", *narrow, *totals[:1], *left], [_row(plan, line, narrow, totals[:1]) for line in plan.lines]
 
 
-def _row(plan: Plan, line: Line, parts: list[tuple[str, ...]], totals: list[str]) -> list[str]:
-    bill = line.device
-    cells = [sizes.show(sum(getattr(bill, name) for name in part)) if bill else "" for part in parts]
-    last = [sizes.show(bill.total) if bill else "cannot", sizes.show(line.whole.total)][: len(totals)]
+def _row(plan: Plan, line: Line, columns: Mapping[str, tuple[str, ...]], totals: list[str]) -> list[str]:
+    size = line.device
+    cells = [format_size(sum(getattr(size, part) for part in parts)) if size else "" for parts in columns.values()]
+    last = [format_size(size.total) if size else "cannot", format_size(line.whole.total)][: len(totals)]
     if plan.budget is not None:
         left = line.left(plan.budget)
-        last.append("" if left is None else f"−{sizes.show(-left)}" if left < 0 else sizes.show(left))
+        last.append("" if left is None else f"−{format_size(-left)}" if left < 0 else format_size(left))
     return [line.label, *cells, *last]
 
 
@@ -88,8 +301,8 @@ def _widths(heads: list[str], rows: list[list[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
 
 
-def draw(heads: list[str], rows: list[list[str]], width: int) -> list[str]:
-    """The lines of a table. Where it is too wide, each optimizer's name has its own line, and labels are folded."""
+def _draw_table(heads: list[str], rows: list[list[str]], width: int) -> list[str]:
+    """Return its lines. Where it is too wide, each optimizer's name has its own line, and labels are folded."""
     widths = _widths(heads, rows)
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
     room = max(16, width - sum(widths[1:]) - gap * (len(widths) - 1))
@@ -108,47 +321,6 @@ def draw(heads: list[str], rows: list[list[str]], width: int) -> list[str]:
     return lines
 
 
-def text(plan: Plan, width: int | None = None) -> str:
-    """Table, chart, notes and advice in plain text."""
-    width = width or shutil.get_terminal_size((ON_A_PIPE, 24)).columns
-    labels = max(len(line.label) for line in plan.lines)
-    bars = chart(plan, max(16, min(60, width - labels - 13)))
-    said = [fill(note, width) for note in notes(plan)]
-    drawn = draw(*table(plan, width), width)
-    return "\n".join([fill(heading(plan), width), "", *drawn, "", bars, "", *said, "", _folded(plan.advice, width)])
-
-
-def _folded(lines: str, width: int) -> str:
-    """Sentences within the width; code, which is indented, as it is."""
-    return "\n".join(line if line.startswith(" ") else fill(line, width) for line in lines.splitlines())
-
-
-def advice(plan: Plan) -> str:
-    """What fits, and the lines to write for it; else what is missing, and what would help."""
-    usable = [line for line in plan.lines if line.device is not None]
-    if not usable:
-        return "None of these settings can be sharded."
-    most = max(usable, key=lambda line: (line.left(0) or 0, SETTINGS[line.key].keywords is not None))
-    if plan.budget is None:
-        takes = f"Least memory: {most.label}, {sizes.show(-(most.left(0) or 0))}."
-        return _write(plan, most, takes) + "\nA budget (--budget 24GiB) says what fits."
-    budget = sizes.show(plan.budget)
-    if not plan.fitting:
-        return f"Nothing fits in {budget}. Nearest: {most.label}, {_room(plan, most)}.\n" + _help(plan)
-    ours = [line for line in plan.fitting if line.key in ADVISED] or [
-        line for line in plan.fitting if SETTINGS[line.key].keywords is not None
-    ]
-    best = ours[0] if ours else most
-    of = f"{len(plan.fitting)} of {len(plan.lines)} settings fit in {budget}. "
-    text = _write(plan, best, f"{of}Take {best.label} ({_room(plan, best)}).")
-    if best.left(0) == most.left(0):
-        return text
-    return f"{text}\n" + _write(plan, most, f"Most room: {most.label} ({_room(plan, most)}).")
-
-
-ADVISED = ("adafactor-float32", "adafactor-stochastic", "adafactor-backward")  # the first that fits
-
-
 def _help(plan: Plan) -> str:
     """Where nothing fits: what would."""
     other, how = plan.alternative, plan.situation
@@ -157,24 +329,24 @@ def _help(plan: Plan) -> str:
     words = [f"--batch {other.situation.batch}"] * (other.situation.batch < how.batch)
     words += ["--checkpointing"] * (other.situation.checkpointing and not how.checkpointing)
     words += [f"--shards {other.shards}"] * (other.shards > plan.shards)
-    return f"With {' '.join(words)}: {advice(other)}"
+    return f"With {' '.join(words)}: {other.advice}"
 
 
 def _room(plan: Plan, line: Line) -> str:
     left = line.left(plan.budget or 0) or 0
     if left <= 0:
-        return f"{sizes.show(-left)} too large"
+        return f"{format_size(-left)} too large"
     where = " on each device" if plan.shards > 1 else ""
-    return f"{sizes.show(left)} left{where}{'' if plan.situation.batch else ' for activations'}"
+    return f"{format_size(left)} left{where}{'' if plan.situation.batch else ' for activations'}"
 
 
-def _write(plan: Plan, line: Line, sentence: str) -> str:
-    code = "\n".join(f"    {row}" for row in lines_to_write(plan, line))
+def _with_code(plan: Plan, line: Line, sentence: str) -> str:
+    code = "\n".join(f"    {row}" for row in _code(plan, line))
     return f"{sentence} Write:\n\n{code}\n" if code else sentence
 
 
-def lines_to_write(plan: Plan, line: Line) -> list[str]:
-    """The code of one of our settings; nothing for another optimizer's."""
+def _code(plan: Plan, line: Line) -> list[str]:
+    """The lines to write for one of our settings; none for another optimizer's."""
     setting, how = SETTINGS[line.key], plan.situation
     if setting.keywords is None:
         return []
@@ -190,119 +362,30 @@ def lines_to_write(plan: Plan, line: Line) -> list[str]:
     return [row for row, wanted in rows.items() if wanted]
 
 
-def as_dict(plan: Plan) -> dict[str, Any]:
-    """All of a plan, for JSON."""
-    return {
-        **{name: getattr(plan, name) for name in ("model", "parameters", "trained", "tensors", "shards", "budget")},
-        **asdict(plan.situation),
-        "fitting": None if plan.budget is None else [line.key for line in plan.fitting],
-        "settings": [_line_as_dict(plan, line) for line in plan.lines],
-        "advice": plan.advice,
-    }
-
-
 def _line_as_dict(plan: Plan, line: Line) -> dict[str, Any]:
-    bills = {"device": line.device, "whole": line.whole}
+    sizes = {"device": line.device, "whole": line.whole}
     return {
         "key": line.key,
         "label": line.label,
-        **{name: bill and {**asdict(bill), "total": bill.total} for name, bill in bills.items()},
+        **{name: size and {**asdict(size), "total": size.total} for name, size in sizes.items()},
         "left": None if plan.budget is None else line.left(plan.budget),
         "note": line.note,
-        "write": lines_to_write(plan, line),
+        "write": _code(plan, line),
     }
 
 
-def chart(plan: Plan, width: int = 60) -> str:
-    """A bar for each setting, each part in a mark of its own; the budget, if there is one, is a line."""
-    drawn = [line for line in plan.lines if line.device is not None]
-    longest, labels = _longest(plan), max((len(line.label) for line in drawn), default=0)
-    lines = []
-    for line in drawn:
-        assert line.device is not None
-        bar = "".join(MARKS[part] * length for part, length in segments(line.device, longest, width))
-        if plan.budget is not None:
-            place = round(plan.budget / longest * width)
-            bar = bar.ljust(width + 1)
-            bar = f"{bar[:place]}│{bar[place:]}".rstrip()
-        lines.append(f"{line.label.ljust(labels)} {bar} {sizes.show(line.device.total)}")
-    seen = [part for part in PARTS if any(getattr(line.device, part) for line in drawn)]
-    signs = {part: MARKS[part] for part in seen} | ({} if plan.budget is None else {"budget": "│"})
-    legend = "  ".join(f"{sign}\N{NO-BREAK SPACE}{name}" for name, sign in signs.items())
-    folded = fill(legend, labels + width + 12).replace("\N{NO-BREAK SPACE}", " ")
-    return "\n".join([*lines, "", folded])
+def _bars(plan: Plan) -> tuple[list[tuple[Line, Bytes]], int]:
+    """Every line that has a bar, its bytes on a device, and the bytes of the longest bar or the budget."""
+    drawn = [(line, line.device) for line in plan.lines if line.device is not None]
+    return drawn, max([plan.budget or 1, *(size.total for _, size in drawn)])
 
 
-def segments(bill: Bytes, longest: int, width: int) -> list[tuple[str, int]]:
+def _segments(size: Bytes, longest: int, width: int) -> list[tuple[str, int]]:
     """How long each part of a bar is; rounding never moves the end of a bar."""
-    found, done, end = [], 0, 0
+    segments, total, end = [], 0, 0
     for part in PARTS:
-        done += getattr(bill, part)
-        length = round(done / longest * width) - end
-        found.append((part, length))
+        total += getattr(size, part)
+        length = round(total / longest * width) - end
+        segments.append((part, length))
         end += length
-    return found
-
-
-def _longest(plan: Plan) -> int:
-    return max([plan.budget or 1, *(line.device.total for line in plan.lines if line.device is not None)])
-
-
-def show(plan: Plan) -> None:
-    """All of it in the terminal; the parts of bars in colour where rich is installed."""
-    try:
-        from rich.console import Console
-        from rich.text import Text
-    except ImportError:
-        print(text(plan))
-        return
-    console = Console()
-    if not console.is_terminal:
-        print(text(plan))
-        return
-    shown = Text(text(plan))
-    for part in PARTS:
-        mark = re.escape(MARKS[part])
-        shown.highlight_regex(f"{mark}{{2,}}|{mark}(?= {part})", style=COLOURS[part])
-    shown.highlight_regex(r"(?m)^    .*$", style="bold")  # code to write
-    console.print(shown, soft_wrap=True)
-
-
-def plot(plan: Plan, path: Path) -> None:
-    """The bars as a picture."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise ImportError(f"a plot needs matplotlib (pip install matplotlib): {missing}") from missing
-    drawn = [line for line in plan.lines if line.device is not None]
-    figure = Figure(figsize=(9, 1.6 + 0.32 * len(drawn)), layout="constrained")
-    axes = figure.subplots()
-    labels = [line.label for line in drawn]
-    start = [0.0] * len(drawn)
-    for part in PARTS:
-        lengths = [getattr(line.device, part) / 2**30 for line in drawn]
-        if any(lengths):
-            axes.barh(labels, lengths, left=start, color=COLOURS[part], label=part, height=0.7)
-            start = [a + b for a, b in zip(start, lengths, strict=True)]
-    for place, line in enumerate(drawn):
-        assert line.device is not None
-        axes.annotate(
-            sizes.show(line.device.total),
-            (start[place], place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # over the line of the budget
-        )
-    if plan.budget is not None:
-        axes.axvline(plan.budget / 2**30, color="black", linestyle="--", linewidth=1)
-        axes.text(plan.budget / 2**30, -0.75, f" {sizes.show(plan.budget)}", fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * _longest(plan) / 2**30)
-    where = f" on each of {plan.shards:,} devices" if plan.shards > 1 else ""
-    axes.set_xlabel(f"GiB{where}{'' if plan.situation.batch else ', without activations'}")
-    axes.set_title(f"{plan.model}, {plan.parameters:,} parameters", fontsize=10, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(PARTS), frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120)
+    return segments
