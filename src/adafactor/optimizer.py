@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor import kernels
+from adafactor.check import selftest_cache
 from adafactor.core import checkpoint, dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Parameter
@@ -102,8 +103,8 @@ class Adafactor(Optimizer):
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
-            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`. While
-            a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
+            compiled one for the device where it can, on a GPU after a self-test (`adafactor check`), else `"eager"`.
+            While a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -342,7 +343,7 @@ class Adafactor(Optimizer):
         ranks = Ranks(parameters, self._agreement) if any(p.shard is not None for p in parameters) else None
         backend = "eager" if watched else self.backend
         bucket = Bucket(
-            parameters, ranks, backend, self.param_groups, settings, self.state, None if only is None else place
+            parameters, ranks, backend, self.param_groups, settings, self.state, None if only is None else place, _doubt
         )
         if not watched:
             self._buckets[only] = bucket
@@ -498,3 +499,8 @@ class Adafactor(Optimizer):
 
 def _warn_of_momentum() -> None:
     warn("the keyword `momentum` is called `momentum_of` now: momentum is a number to schedulers", DeprecationWarning)
+
+
+def _doubt(backend: str, parameter: Parameter) -> str | None:
+    """Say why `"auto"` should not rely on a backend here: of Triton, what its self-test on this card has found."""
+    return selftest_cache.why_not_here(Adafactor, parameter) if backend == "triton" else None

@@ -27,7 +27,7 @@ from adafactor.core.state import check_gradient
 
 if TYPE_CHECKING:
     from adafactor.distributed.reductions import Ranks, Shard
-    from adafactor.kernels import Executor, Fallback
+    from adafactor.kernels import Doubt, Executor, Fallback
 
 Group = dict[str, Any]
 Gradients = list[Tensor | None]  # one entry for each parameter of a bucket; None where it has none this time
@@ -94,6 +94,7 @@ class Bucket:
         settings: list[Settings],
         states: Mapping[Tensor, Any],
         only: tuple[int, int] | None = None,
+        doubt: Doubt | None = None,
     ):
         """Remember how everything is now.
 
@@ -105,8 +106,10 @@ class Bucket:
             settings: one for each group.
             states: the optimizer's.
             only: the group and the place in it of a single parameter that steps inside backward.
+            doubt: why `"auto"` should not rely on a backend here.
         """
         self.parameters, self.ranks, self.backend, self.only = parameters, ranks, backend, only
+        self.doubt = doubt
         self.executors: list[Executor] = []
         self.fallback: Fallback | None = None  # a parameter that the backend has left to `eager`
         self.places: dict[Executor, list[int]] = {}  # of each work's parameters in the bucket
@@ -193,7 +196,7 @@ class Bucket:
         self.flush()
         known = [p for p in self.parameters if p.gradient is not None and p.factoring.count]
         mark_overlaps(known)
-        self.executors, self.fallback = prepare(known, self.backend)
+        self.executors, self.fallback = prepare(known, self.backend, self.doubt)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}
         self.places = {work: [place[parameter] for parameter in work.parameters] for work in self.executors}
         nothing = (None,) * len(Form._fields)  # no gradient has this form

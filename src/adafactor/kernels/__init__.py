@@ -1,8 +1,8 @@
 """The contract of a backend, and which one steps which parameter.
 
 A backend is a module with two functions: `why_not` says what is in the way of a parameter, `prepare` makes *works* of
-those that it can step. It may have a third, `why_not_here`, which `auto` asks besides: why not to rely on this machine
-for a parameter that there is a path for. A work is prepared once and then takes many steps:
+those that it can step. For `auto` the optimizer may doubt a backend besides: why not to rely on this machine for a
+parameter that there is a path for (`doubt`). A work is prepared once and then takes many steps:
 
 | part | reads | leaves |
 |---|---|---|
@@ -26,7 +26,7 @@ empty: then there is nothing to walk, but its factors are kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -107,9 +107,12 @@ class Backend(Protocol):
 
 
 Fallback = tuple["Parameter", str]  # a parameter that `eager` has to step, and why
+Doubt = Callable[[str, "Parameter"], "str | None"]  # why not to rely on the backend of this name for a parameter
 
 
-def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
+def prepare(
+    parameters: list[Parameter], backend: str, doubt: Doubt | None = None
+) -> tuple[list[Executor], Fallback | None]:
     """Give every parameter to a backend; a backend that was asked for by name takes all or raises."""
     from adafactor.kernels import eager
 
@@ -121,8 +124,8 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], 
             name = "eager"
         module = eager if name == "eager" else _find(name, required=backend != "auto")
         reason = module.why_not(parameter) if module is not None else None
-        if reason is None and backend == "auto":  # a backend may know more than whether there is a path
-            reason = getattr(module, "why_not_here", _nothing)(parameter)
+        if reason is None and module is not None and backend == "auto" and doubt is not None:
+            reason = doubt(name, parameter)
         if reason is not None and backend != "auto":
             raise ValueError(
                 f'backend="{backend}" cannot step {parameter.name} (shape {parameter.shape}): {reason}; "auto" can'
@@ -139,10 +142,6 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], 
 def is_watched() -> bool:
     """Whether a mode stands between torch and its operations, as make_fx's: it would see nothing of compiled code."""
     return _modes() > 0 or _level() is not None
-
-
-def _nothing(parameter: Parameter) -> None:
-    """Nothing is in the way."""
 
 
 def check(backend: str) -> None:
