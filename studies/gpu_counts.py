@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
-from adafactor.bench.launches import Launches, moved
+from adafactor.check.timing import Launches
 from adafactor.planning.models import Shape, gpt2, llama, resnet50
+from benchmarks.gpu import moved
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor import kernels
+from adafactor.check import selftest_cache
 from adafactor.core import checkpoint, dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket
@@ -105,8 +106,8 @@ class Adafactor(Optimizer):
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
-            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`. While
-            a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
+            compiled one for the device where it can, on a GPU after a self-test (`adafactor check`), else `"eager"`.
+            While a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -485,4 +486,9 @@ def _warn_of_momentum() -> None:
 
 
 def _prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
-    return kernels.prepare(parameters, backend)
+    return kernels.prepare(parameters, backend, _doubt)
+
+
+def _doubt(backend: str, parameter: Parameter) -> str | None:
+    """Say why `"auto"` should not rely on a backend here: of Triton, what its self-test on this card has found."""
+    return selftest_cache.why_not_here(Adafactor, parameter) if backend == "triton" else None

@@ -25,7 +25,7 @@ PACKAGES = {
 COMPILED = tuple(PACKAGES)
 AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
 BACKENDS = ("auto", "eager", *COMPILED)
-Doubt = Callable[[Parameter], str | None]  # why "auto" should not rely on a compiled backend on this machine
+Doubt = Callable[[str, Parameter], str | None]  # why "auto" should not rely on the backend of this name here
 _modes, _level = torch._C._len_torch_dispatch_stack, torch._C._functorch.maybe_current_level  # asked in every step
 
 
@@ -41,8 +41,8 @@ def prepare(
             name = "eager"
         module = eager if name == "eager" else _find(name, required=backend != "auto")
         reason = module.why_not(parameter) if module is not None else None
-        if reason is None and backend == "auto" and doubt is not None and module not in (None, eager):
-            reason = doubt(parameter)
+        if reason is None and module is not None and backend == "auto" and doubt is not None:
+            reason = doubt(name, parameter)
         if reason is not None and backend != "auto":
             raise ValueError(
                 f'backend="{backend}" cannot step {parameter.name} (shape {parameter.shape}): {reason}; "auto" can'
