@@ -8,8 +8,8 @@ from math import prod
 
 import torch
 
-from adafactor.core.factoring import Factoring, find_factoring
-from adafactor.distributed.reductions import Cut
+from adafactor.core.factoring import Factoring, find_factoring, state_bytes
+from adafactor.distributed.shard import Split
 from adafactor.planning.models import Shape, find
 
 MODELS = ("llama-1b", "llama-7b", "llama-70b")  # when no model is named
@@ -38,7 +38,7 @@ def traffic(parameters: Iterable[tuple[Factoring, tuple[int | None, ...]]], mesh
         mesh: how many ranks there are along each dimension.
     """
     cuts = [
-        Cut(factoring, tuple(a if n > 1 else None for a, n in zip(axes, mesh, strict=False)))
+        Split(factoring, tuple(a if n > 1 else None for a, n in zip(axes, mesh, strict=False)))
         for factoring, axes in parameters
     ]
     numbers = [0] * len(mesh)
@@ -58,7 +58,7 @@ def fully_sharded(shapes: Iterable[Shape], ranks: int) -> Traffic:
     return traffic([(find_factoring(shape, "outer"), (0 if shape else None,)) for shape in shapes], (ranks,))
 
 
-def _largest_part(cut: Cut, mesh: tuple[int, ...]) -> Shape:
+def _largest_part(cut: Split, mesh: tuple[int, ...]) -> Shape:
     part = list(cut.factoring.shape)
     for axis, ranks in zip(cut.axes, mesh, strict=False):
         if axis is not None:
@@ -87,7 +87,7 @@ class ModelTraffic:
 def plan_shards(model: str, shapes: list[Shape], ranks: int) -> ModelTraffic:
     """Compute the state of a model with these shapes, and what a step sends."""
     count, sums = sum(map(prod, shapes)), fully_sharded(shapes, ranks)
-    state = sum(find_factoring(shape, "outer").state_bytes(torch.float32, momentum=False) for shape in shapes)
+    state = sum(state_bytes(find_factoring(shape, "outer"), torch.float32, momentum=False) for shape in shapes)
     # a ring of N ranks sends 2·(N − 1)/N of an all-reduce's bytes and (N − 1)/N of a reduce-scatter's
     optimizer, gradients = 2 * sums.bytes * (ranks - 1) // ranks, 2 * count * (ranks - 1) // ranks
     return ModelTraffic(model, count, ranks, state, sums.collectives, optimizer, gradients)

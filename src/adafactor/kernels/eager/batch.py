@@ -17,7 +17,7 @@ from torch import Tensor
 from adafactor.algorithm import Direction
 from adafactor.core import equations as eq
 from adafactor.core import sums
-from adafactor.core.contract import Parameter
+from adafactor.core.contract import EXACT_TYPES, Parameter
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored, statistics_dtype, sum_dtype
 from adafactor.core.rounding import elements, keys, lost, random_words, remainder, roots, stochastic
@@ -46,7 +46,7 @@ class Batch:
         counts = [float(p.factoring.count) for p in parameters]
         self.count: Scalar = counts[0] if self.on_host else torch.tensor(counts, dtype=self.wide, device=x.device)
         self.pack = Pack([p.x.numel() for p in parameters], x.device) if packed else None
-        self.row, self.col = (Factor.of(self, key) for key in ("row", "col"))
+        self.row, self.col = (Factor.of(parameters, key) for key in ("row", "col"))
         self._roots: Any = None
         if any(p.rounding == "stochastic" for p in parameters):
             pairs = [roots(p.settings.seed, p.number) for p in parameters]
@@ -58,10 +58,11 @@ class Batch:
         steps = [p.state["step"] for p in self.parameters]
         t = float(steps[0].item()) if self.on_host else torch.stack(steps).to(self.wide)
         self.settings, self._source = settings, "g"
-        self.mask: Tensor | None = None  # which steps are taken; None: all
+        self._set_mask(None)
         self.rates: Rates = settings.rates(t + 1)
         self._beta2 = self.rates.beta2
         self._keys: Any = None if self._roots is None else keys(self._roots, t + 1)
+        grads = [_as_plain(g, p.x) for p, g in zip(self.parameters, grads, strict=True)]
         self._members = [Member(p.x, g, p.state) for p, g in zip(self.parameters, grads, strict=True)]
         if self.pack is not None:
             everyone, state = self.parameters, {}
@@ -150,6 +151,10 @@ class Batch:
         parts = [[self._norm(part(m.x, block).to(self.dtype)) for block in blocks(m.x)] for m in self._members]
         return self._total(parts)
 
+    def as_scalars(self, *values: Scalar | None) -> tuple[Any, ...]:
+        """Scalars of one parameter as those of a batch: vectors on a device."""
+        return tuple(v.reshape(1) if isinstance(v, Tensor) and not self.on_host else v for v in values)
+
     def rms(self, sum_of_squares: Scalar) -> Scalar:
         """RMS of each parameter."""
         return eq.root_mean_square(sum_of_squares, self.count)
@@ -204,11 +209,19 @@ class Batch:
         if all(flag is True for flag in finite):
             return
         flags = [flag if isinstance(flag, Tensor) else torch.full((), flag, device=self.device) for flag in finite]
-        self.mask = mask = torch.stack(flags).bool()
+        mask = torch.stack(flags).bool()
+        self._set_mask(mask)
         beta2, w1, w2, rho = self.rates
         self.rates = Rates(_where(mask, beta2, 1.0), _where(mask, w1, 0.0), _where(mask, w2, 0.0), rho)
 
     # ---- inside
+
+    def _set_mask(self, mask: Tensor | None) -> None:
+        """Remember which steps are taken; None: all."""
+        self.mask = mask
+        for factor in (self.row, self.col):
+            if factor is not None:
+                factor.mask = mask
 
     def _blocks(self) -> Iterator[tuple[int, Member, Block]]:
         for i, member in enumerate(self._members):
@@ -230,7 +243,7 @@ class Batch:
         if not isinstance(value, Tensor):
             return value
         value = value if value.dtype == torch.bool else value.to(self.dtype)
-        return value[self.pack.entry] if self.pack is not None else value[i]
+        return value[self.pack.entry] if self.pack is not None else value[i] if value.dim() else value
 
     def _norm(self, u: Tensor) -> Any:
         if self.pack is not None:
@@ -295,27 +308,29 @@ class Batch:
 class Factor:
     """R or C of a batch's matrices: one tensor as it is, or many packed."""
 
-    def __init__(self, batch: Batch, key: str, factorings: list[Factored]):
+    def __init__(self, parameters: list[Parameter], key: str, factorings: list[Factored]):
         """Prepare what lasts."""
-        self.batch, self.key, self.factorings = batch, key, factorings
-        self.states = [p.state[key] for p in batch.parameters]
+        x, self.key, self.factorings = parameters[0].x, key, factorings
+        self.dtype, self.wide = statistics_dtype(x.dtype), sum_dtype(x.device)
+        self.states = [p.state[key] for p in parameters]
         self.summed = [factoring.summed_axis(key) for factoring in factorings]
-        self.pack = Pack([s.numel() for s in self.states], batch.device) if len(self.states) > 1 else None
+        self.here = x.shape[self.summed[0]]  # the length that is summed on this rank
+        self.mask: Tensor | None = None  # which steps are taken; None: all
+        self.pack = Pack([s.numel() for s in self.states], x.device) if len(self.states) > 1 else None
 
     @classmethod
-    def of(cls, batch: Batch, key: str) -> Factor | None:
-        """The factor of this name, if the batch's parameters have one."""
-        factorings = [p.factoring for p in batch.parameters if isinstance(p.factoring, Factored)]
-        return cls(batch, key, factorings) if factorings and key in batch.parameters[0].state else None
+    def of(cls, parameters: list[Parameter], key: str) -> Factor | None:
+        """The factor of this name, if the parameters have one."""
+        factorings = [p.factoring for p in parameters if isinstance(p.factoring, Factored)]
+        return cls(parameters, key, factorings) if factorings and key in parameters[0].state else None
 
     def means(self, totals: list[Tensor], shrink: list[float], eps1: float) -> Tensor:
         """From sums of G² to means of G² + ε₁; of a shard, its share of them."""
-        lengths = [p.shape[axis] for p, axis in zip(self.batch.parameters, self.summed, strict=True)]
+        lengths = [factoring.shape[axis] for factoring, axis in zip(self.factorings, self.summed, strict=True)]
         if self.pack is None:
-            here = self.batch.parameters[0].x.shape[self.summed[0]]
-            return (totals[0] / shrink[0] + here * eps1) / lengths[0]
+            return (totals[0] / shrink[0] + self.here * eps1) / lengths[0]
         each = [1 / (s * length) for s, length in zip(shrink, lengths, strict=True)]
-        return self.pack.join(totals, self.batch.wide) * self.pack.constants(each, self.batch.wide) + eps1
+        return self.pack.join(totals, self.wide) * self.pack.constants(each, self.wide) + eps1
 
     def finite(self, means: Tensor) -> Tensor:
         """Whether the sums of each matrix are finite."""
@@ -325,8 +340,8 @@ class Factor:
         """β̂₂ₜ·old + (1 − β̂₂ₜ)·means, rounded into the state, and returned as precise as the means."""
         old = self.states[0] if self.pack is None else self.pack.join(self.states, means.dtype)
         new = eq.average(old, means, self._spread(decay), self._spread(weight))
-        if self.batch.mask is not None:
-            new = torch.where(self._spread(self.batch.mask), new, old)
+        if self.mask is not None:
+            new = torch.where(self._spread(self.mask), new, old)
         if self.pack is None:
             old.copy_(new)
         else:
@@ -347,7 +362,7 @@ class Factor:
 
     def over_x(self, vector: Tensor) -> list[Tensor]:
         """A vector of each matrix in the statistics' precision, (…, n, 1) or (…, 1, m)."""
-        vector = vector.to(self.batch.dtype)
+        vector = vector.to(self.dtype)
         vectors = [vector] if self.pack is None else self.pack.split(vector)
         return [v.unsqueeze(axis) for v, axis in zip(vectors, self.summed, strict=True)]
 
@@ -355,6 +370,12 @@ class Factor:
         if not isinstance(value, Tensor):
             return value
         return value[0] if self.pack is None else value[self.pack.entry]
+
+
+def _as_plain(g: Tensor, x: Tensor) -> Tensor:
+    """A gradient that is no plain tensor, for a parameter that is, as one: operations in place would do too much."""
+    is_plain = type(g) in EXACT_TYPES or type(x) not in EXACT_TYPES
+    return g if is_plain and not g._is_zerotensor() else torch.empty(g.shape, dtype=g.dtype, device=g.device).copy_(g)
 
 
 def _keep_and_fade(decay: Scalar, weight: Scalar) -> tuple[Scalar, Scalar]:
