@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from adafactor.algorithm import Direction
 from adafactor.core import equations as eq
@@ -80,14 +81,17 @@ class Batch:
     def mean_squares(self, eps1: float) -> tuple[Tensor | None, Tensor | None]:
         """Means of G² + ε₁ over the columns and over the rows, in double, where ε₁ cannot be lost.
 
-        G² fits float32 but a sum of it may not: a power of two keeps sums in range, exactly.
+        G² fits float32 but a sum of it may not: where it is taken in float32, a power of two keeps it in range.
         """
-        shrink = [sums.shrink_of(p.shape) for p in self.parameters]
+        is_wide = not self.device.type == "cpu" and self.wide == torch.float64
+        shrink = [1.0 if is_wide else sums.shrink_of(p.shape) for p in self.parameters]
         totals: list[dict[str, Tensor]] = [{} for _ in self.parameters]
         for i, (member, total) in enumerate(zip(self._members, totals, strict=True)):
             for block in blocks(member.g):
-                g = part(member.g, block).to(self.dtype)
-                q = (g * g).mul_(shrink[i])
+                g = part(member.g, block)
+                q = g * g if g.dtype == self.dtype else g.to(self.dtype).square_()
+                if shrink[i] != 1:
+                    q.mul_(shrink[i])
                 for factor in (self.row, self.col):
                     if factor is not None:
                         axis, shape = factor.summed[i], factor.states[i].shape
@@ -119,7 +123,8 @@ class Batch:
         β̂ is split into keep − fade: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1, and a long run would
         drift.
         """
-        keep, fade = _keep_and_fade(decay, weight)
+        keep, fade = (self._narrow(value) for value in _keep_and_fade(decay, weight))
+        weight = self._narrow(weight)
         for i, member, block in self._blocks():
             v, g = part(member.state["full"], block), self._gradient(i, block)
             q = (g * g).add_(eps1)
@@ -133,6 +138,7 @@ class Batch:
 
     def average_gradient_(self, weight: Scalar) -> None:
         """m̂ₜ, which is read in place of G from now on."""
+        weight = self._narrow(weight)
         for i, member, block in self._blocks():
             part(member.state["momentum"], block).lerp_(self._gradient(i, block), self._at(weight, i))
         self._source = "momentum"
@@ -148,7 +154,7 @@ class Batch:
         """ΣX², where it is wanted."""
         if not self.parameters[0].measures_x:
             return None
-        parts = [[self._norm(part(m.x, block).to(self.dtype)) for block in blocks(m.x)] for m in self._members]
+        parts = [[self._norm(self._load(part(m.x, block))) for block in blocks(m.x)] for m in self._members]
         return self._total(parts)
 
     def as_scalars(self, *values: Scalar | None) -> tuple[Any, ...]:
@@ -166,16 +172,21 @@ class Batch:
         s, mask = self.settings, self.mask
         if mask is not None and not (isinstance(decay, float) and decay == 1):
             decay = _where(mask, decay, 1.0)
+        scale, weight, masked = self._narrow(scale), self._narrow(weight), None if mask is None else ~mask
+        is_plain = not s.beta1 and not s.weight_decay and not self.on_host and s.rounding == "nearest"
         for i, member, block in self._blocks():
             change = self._direction(direction, operands, i, member, block)
+            if masked is not None:
+                change.masked_fill_(self._at(masked, i), 0)
+            if is_plain and isinstance(scale, Tensor):
+                part(member.x, block).addcmul_(change, self._at(scale, i), value=-1)
+                continue
             change.mul_(self._at(scale, i))  # last: α·r alone may leave float32
-            if mask is not None:
-                change.masked_fill_(~self._at(mask, i), 0)
             if s.beta1 and s.momentum_of == "update":
                 m = part(member.state["momentum"], block)
                 m.lerp_(change, self._at(weight, i))
                 change = m if mask is None else m * self._at(mask, i)
-            self._write(i, member, block, change, self._at(decay, i))
+            self._write(i, member, block, change, self._at(self._narrow(decay), i))
         if self.pack is not None:
             self._unpack()
         self._count_step()
@@ -236,25 +247,37 @@ class Batch:
 
     def _direction(self, direction: Direction, operands: Sequence[Any], i: int, member: Member, block: Block) -> Tensor:
         g = member.g if self._source == "g" else member.state["momentum"]
-        return direction(part(g, block).to(self.dtype), *(part(operand[i], block) for operand in operands))
+        return direction(self._load(part(g, block)), *(part(operand[i], block) for operand in operands))
+
+    def _load(self, t: Tensor) -> Tensor:
+        """A tensor in the statistics' precision; on a device the operation that reads it converts it."""
+        return t.to(self.dtype) if self.on_host else t
+
+    def _narrow(self, value: Scalar) -> Scalar:
+        """Scalars in the precision that torch's in-place operations want."""
+        return value.to(self.dtype) if isinstance(value, Tensor) else value
 
     def _at(self, value: Scalar, i: int) -> Any:
-        """The entry of a scalar that belongs to member i, in the precision that torch's in-place operations want."""
+        """The entry of a scalar that belongs to member i."""
         if not isinstance(value, Tensor):
             return value
-        value = value if value.dtype == torch.bool else value.to(self.dtype)
         return value[self.pack.entry] if self.pack is not None else value[i] if value.dim() else value
 
     def _norm(self, u: Tensor) -> Any:
         if self.pack is not None:
             wide = u.to(self.wide)
             return self.pack.sums(wide * wide)
-        return sums.sum_of_squares(sums.in_memory_order(u))
+        return sums.sum_of_squares(sums.in_memory_order(u)) if self.on_host else vector_norm(u, dtype=self.wide)
 
     def _total(self, parts: list[list[Any]]) -> Scalar:
-        """One sum for each parameter, of those of its blocks."""
-        totals = [sums.total(of_blocks) for of_blocks in parts]
-        return totals[0] if self.on_host or self.pack is not None else torch.stack(totals)  # type: ignore[arg-type]
+        """The sum of squares of each parameter, from what `_norm` gave for its blocks."""
+        if self.on_host or self.pack is not None:
+            return sums.total(parts[0])
+        norms = torch.stack([norm for of_blocks in parts for norm in of_blocks])
+        if len(norms) > len(parts):
+            by_parameter = list(norms.split([len(of_blocks) for of_blocks in parts]))
+            norms = torch.stack(torch._foreach_norm(by_parameter))
+        return norms.square()
 
     def _largest_square(self, g: Tensor) -> Tensor:
         largest = torch.zeros((), dtype=self.dtype, device=self.device)
