@@ -170,8 +170,9 @@ class Batch:
     ) -> None:
         """X·decay − scale·U, rounded as the settings say; with momentum of the update, the average of scale·U."""
         s, mask = self.settings, self.mask
-        if mask is not None and not (isinstance(decay, float) and decay == 1):
-            decay = _where(mask, decay, 1.0)
+        if mask is not None:  # neither U nor the scale may be NaN where the step is not taken
+            scale = _where(mask, scale, 0.0)
+            decay = _where(mask, decay, 1.0) if s.weight_decay else 1.0
         scale, weight, masked = self._narrow(scale), self._narrow(weight), None if mask is None else ~mask
         is_plain = not s.beta1 and not s.weight_decay and not self.on_host and s.rounding == "nearest"
         for i, member, block in self._blocks():
