@@ -247,9 +247,8 @@ def show(times: Sequence[Times], nominal: float | None) -> str:
     for variant in dict.fromkeys(time.variant for time in times):
         group = [time for time in times if time.variant == variant]
         names = list(dict.fromkeys(p.name for time in group for p in time.passes))
-        base = "nominal" if nominal else "a copy's"
-        speed = f" {nominal / 1e9:,.0f} GB/s" if nominal else " speed"
-        lines = [f"{variant}: ms, and share of the {base}{speed}; matrices of about {ELEMENTS // 2**20} M elements"]
+        base = f"the nominal {nominal / 1e9:,.0f} GB/s" if nominal else "a copy's speed"
+        lines = [f"{variant}: ms, and share of {base}; matrices of about {ELEMENTS // 2**20} M elements"]
         lines.append(_line("columns", [f"{time.columns}" for time in group]))
         for name in names:
             passes = [next((p for p in time.passes if p.name == name), None) for time in group]
