@@ -237,7 +237,7 @@ def test_a_replay_is_compared_with_steps_that_are_not_captured(
 ) -> None:
     graphs = Graphs(monkeypatch, forgets)
     with torch.no_grad():
-        found = list(selftest._replay(selftest.Data.make(Adafactor, CPU, Variant(), SMALL)))
+        found = list(selftest._replay(selftest.Data(Adafactor, CPU, Variant(), SMALL)))
     assert graphs.replays == selftest.STEPS
     assert (found == []) is right and (right or "X changed when replayed" in found[0].what), found
 

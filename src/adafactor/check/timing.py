@@ -182,10 +182,12 @@ def measure(
 def _take_turns(times: Times, make: Make, device: torch.device, module: Any, variant: Variant, rounds: int) -> None:
     """Let ours, the others and a copy take turns on one gradient."""
     shape = times.rows, times.columns
-    g = torch.full(shape, 1e-3, dtype=variant.g, device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    g = torch.empty(shape, dtype=variant.g, device=device).normal_(0.0, 1e-3, generator=generator)
     copy = torch.empty_like(g)
     turns: dict[str, Callable[[], object]] = {"copy": lambda: copy.copy_(g)}
-    for name, optimizer in {OURS: partial(make, backend="triton", **variant.keywords), **OTHERS}.items():
+    optimizers: dict[str, Make] = {OURS: partial(make, backend="triton", **variant.keywords), **OTHERS}
+    for name, optimizer in optimizers.items():
         with _noted(times, name):
             p = torch.nn.Parameter(torch.zeros(shape, dtype=variant.x, device=device))
             p.grad = g
