@@ -13,9 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from adafactor.migration import files, trees
-from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, TARGETS, guess, migrate
-from adafactor.migration.foreign import SIGNS
-from adafactor.migration.form import MigrationWarning
+from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, SIGNS, TARGETS, guess, migrate
+from adafactor.migration.translate import MigrationWarning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
