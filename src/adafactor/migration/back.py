@@ -61,12 +61,12 @@ class Target:
             raise ValueError(f"{self.name} has nothing like {', '.join(lost)}")
 
 
-def convert(ours: Any, target: str, shapes: NamedShapes | None) -> tuple[StateDict, list[str]]:
+def convert(state_dict: Any, target: str, shapes: NamedShapes | None) -> tuple[StateDict, list[str]]:
     """Return the target's state dict, and what will differ."""
-    saved, entries = check_state_dict(ours)
-    known, peer = match_shapes(saved, shapes), TARGETS[target]
+    our_groups, entries = check_state_dict(state_dict)
+    shape_of, peer = match_shapes(our_groups, shapes), TARGETS[target]
     groups, state, notes = [], {}, []
-    for group in saved:
+    for group in our_groups:
         try:
             settings = Settings.of(group)
         except (KeyError, TypeError, ValueError) as wrong:
@@ -78,7 +78,7 @@ def convert(ours: Any, target: str, shapes: NamedShapes | None) -> tuple[StateDi
         names = group.get("param_names") or [f"parameter {key}" for key in group["params"]]
         for key, name in zip(group["params"], names, strict=True):
             if entry := entries.get(key):
-                state[key] = peer.state(entry, _factors(entry, settings, known.get(key), name), name)
+                state[key] = peer.state(entry, _factors(entry, settings, shape_of.get(key), name), name)
     return {"state": state, "param_groups": groups}, notes
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from adafactor.migration import back, pytorch_optimizer, timm, torch_optim, transformers, trees
 from adafactor.migration.state import (
     Arguments,
-    Moments,
     NamedShapes,
     Shape,
     StateDict,
@@ -69,7 +68,7 @@ def migrate(
     Args:
         state_dict: what the other optimizer's `state_dict()` gave; of optax the state, of T5X its `state_dict`.
         source: "torch", "adamw" (torch.optim's AdamW or Adam), "transformers", "fairseq", "timm", "timm_bv"
-            (AdafactorBigVision), "pytorch_optimizer", "optax", "t5x", or "adafactor"; None: told from the keys.
+            (AdafactorBigVision), "pytorch_optimizer", "optax", "t5x", or "adafactor"; None: found by the keys.
         target: "adafactor", "torch" or "transformers".
         params: the parameters in the optimizer's order (tensors, named tensors, groups, or a mapping from names to
             tensors or shapes): their number, names and shapes are checked. Needed for optax and T5X.
@@ -230,22 +229,22 @@ def _shapes(params: Any) -> NamedShapes | None:
 
 def _new_member(peer: Peer, args: Arguments, number: int, item: Any) -> Member:
     own_name, parameter = item if isinstance(item, tuple) else (None, item)
-    name, shape = own_name or f"parameter {number}", tuple(parameter.shape)
-    return Member(name, item, shape, bool(own_name), treatment=peer.treatment(args, shape, name))
+    name = own_name or f"parameter {number}"
+    return Member(name, item, bool(own_name), peer.treatment(args, tuple(parameter.shape), name))
 
 
 def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, overrides: Arguments) -> list[Group]:
     """Every group of a torch optimizer's state dict, its entries read and checked."""
-    saved, state = check_state_dict(state_dict)
-    known = match_shapes(saved, shapes)
+    their_groups, state = check_state_dict(state_dict)
+    shape_of = match_shapes(their_groups, shapes)
     groups = []
-    for group in saved:
+    for group in their_groups:
         for name, value in overrides.items():
             if name not in peer.renewable and group.get(name, ...) not in (..., value):
                 raise ValueError(f"{name}={value!r} is given, but the state dict has {group[name]!r}")
         args = {**peer.defaults, **group, **overrides, "overrides": overrides, "group": group}
         members = [
-            _read_member(peer, args, key, name, state.get(key), known.get(key))
+            _read_member(peer, args, key, name, state.get(key), shape_of.get(key))
             for key, name in zip(group["params"], names_in(group), strict=True)
         ]
         translation = peer.translate(args, max((m.moments.step for m in members if m.moments is not None), default=0))
@@ -263,25 +262,16 @@ def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, ov
 def _read_member(
     peer: Peer, args: Arguments, key: Any, own_name: str | None, entry: Any, shape: Shape | None
 ) -> Member:
-    member = Member(own_name or f"parameter {key}", key, shape, bool(own_name), treatment=("outer", peer.axes))
+    name, moments = own_name or f"parameter {key}", None
     if entry:
-        member.moments = _read_moments(peer, args, entry, member)
-        member.shape = member.moments.shape
-    if member.shape is not None:
-        member.treatment = peer.treatment(args, member.shape, member.name)
-    elif peer.factored:
-        raise ValueError(f"{member.name} has no state, so that its shape is unknown: pass params")
-    return member
-
-
-def _read_moments(peer: Peer, args: Arguments, entry: Any, member: Member) -> Moments:
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"the state of {member.name} is {type(entry).__name__}, not a dict")
-    assert peer.read is not None
-    moments = peer.read(args, entry, member.name)
-    if member.shape is not None and moments.shape != member.shape:
-        raise ValueError(f"{member.name} has the shape {member.shape}, its state is of the shape {moments.shape}")
-    return moments.check(is_half(entry), member.name)
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"the state of {name} is {type(entry).__name__}, not a dict")
+        assert peer.read is not None
+        moments = peer.read(args, entry, name)
+        if shape is not None and moments.shape != shape:
+            raise ValueError(f"{name} has the shape {shape}, its state is of the shape {moments.shape}")
+        shape = moments.check(is_half(entry), name).shape
+    return Member(name, key, bool(own_name), peer.treatment(args, shape, name), moments)
 
 
 def _read_tree(
@@ -296,9 +286,9 @@ def _read_tree(
     if unknown := set(paths) - {leaf.name for leaf in leaves}:
         raise ValueError(f"paths has {min(unknown)!r}, which is none of the parameters")
     states = READ_TREE[source](tree, args, leaves)
-    translation = peer.translate(args, states[0][0].step if states else 0)
+    translation = peer.translate(args, states[0].step if states else 0)
     members = [
-        Member(leaf.name, number, moments.shape, bool(leaf.name), moments, treat(moments.shape, axes, leaf.name))
-        for number, (leaf, (moments, axes)) in enumerate(zip(leaves, states, strict=True))
+        Member(leaf.name, number, bool(leaf.name), treat(moments.shape, moments.axes, leaf.name), moments)
+        for number, (leaf, moments) in enumerate(zip(leaves, states, strict=True))
     ]
     return [Group(translation, members)]

@@ -31,8 +31,17 @@ class Moments:
     shape: Shape
     step: int
     full: Tensor | None = None  # V, in the parameter's shape
-    means: dict[int, Tensor] = field(default_factory=dict)  # axis → mean of V over it, in the shape without it
+    # axis → mean of V over it, in the shape without it; rows are means over the column axis, and come first
+    means: dict[int, Tensor] = field(default_factory=dict)
     momentum: Tensor | None = None
+
+    @property
+    def axes(self) -> Axes | None:
+        """The axes of rows and columns; None if the second moment is unfactored."""
+        if not self.means:
+            return None
+        col, row = self.means
+        return row, col
 
     def mean(self, axis: int) -> Tensor:
         """Return the mean of V over an axis."""
@@ -200,14 +209,14 @@ def match_shapes(groups: list[dict[str, Any]], shapes: NamedShapes | None) -> di
     if shapes is None:
         return {}
     keys = [key for group in groups for key in group["params"]]
-    saved = [name for group in groups for name in names_in(group)]
-    given = [name for name, _ in shapes]
-    if None not in saved and None not in given:
-        for missing, place in ((set(given) - set(saved), "the state dict"), (set(saved) - set(given), "params")):
-            if missing:
-                raise ValueError(f"{place} lacks {min(str(name) for name in missing)!r}")
+    own_names = [name for group in groups for name in names_in(group)]
+    names = [name for name, _ in shapes]
+    if None not in own_names and None not in names:
+        for place, has, needs in (("the state dict", own_names, names), ("params", names, own_names)):
+            if missing := set(needs) - set(has):
+                raise ValueError(f"{place} lacks {min(map(str, missing))!r}")
         by_name = dict(shapes)
-        return {key: by_name[name] for key, name in zip(keys, saved, strict=True)}
+        return {key: by_name[name] for key, name in zip(keys, own_names, strict=True)}
     if len(keys) != len(shapes):
         raise ValueError(f"the state dict has {len(keys)} parameters, params has {len(shapes)}")
     return {key: shape for key, (_, shape) in zip(keys, shapes, strict=True)}

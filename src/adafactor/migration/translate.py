@@ -79,24 +79,25 @@ class Peer:
     renewable: tuple[str, ...] = ("lr",)  # arguments that may be given although its state dicts hold them
     doubt: str = ""  # what no state dict can tell
 
-    def treatment(self, args: Arguments, shape: Shape, name: str) -> Treatment:
+    def treatment(self, args: Arguments, shape: Shape | None, name: str) -> Treatment:
         """Return `factored` and `axes` that make ours treat a parameter as this peer does."""
         if self.factored is None:
             return "outer", self.axes
+        if shape is None:
+            raise ValueError(f"{name} has no state, so that its shape is unknown: pass params")
         return treat(shape, self.factored(args, shape, name), name)
 
 
 Treatment = tuple[str | bool, Axes | None]  # the keywords `factored` and `axes`
-LAST_TWO: Treatment = ("outer", (-2, -1))
 
 
 def treat(shape: Shape, axes: Axes | None, name: str) -> Treatment:
     """Return `factored` and `axes` for a tensor that the peer factors over these axes, or not at all."""
     options: list[Treatment] = [("outer", None), (False, None)] if axes is None else [("outer", None), ("outer", axes)]
     is_factored = axes is not None and 1 not in (shape[axes[0]], shape[axes[1]])
-    wanted = {axis % len(shape) for axis in axes} if is_factored and axes else set()
+    goal = {axis % len(shape) for axis in axes} if is_factored and axes else set()
     for option in options:
-        if set(factored_axes(shape, *option) or ()) == wanted:
+        if set(factored_axes(shape, *option) or ()) == goal:
             return option
     raise ValueError(f"{name} of shape {shape} cannot be factored over the axes {axes}")
 
@@ -107,10 +108,9 @@ class Member:
 
     name: str  # for messages; its own if it is named
     item: Any  # what the new group holds: a number, a tensor, or a (name, tensor) pair
-    shape: Shape | None
     is_named: bool
+    treatment: Treatment
     moments: Moments | None = None
-    treatment: Treatment = LAST_TWO
 
 
 @dataclass
@@ -128,20 +128,20 @@ class Group:
             treatments.setdefault(member.treatment, []).append(member)
         return [
             ({**self.translation.group(self.extras), "factored": factored, "axes": axes}, members)
-            for (factored, axes), members in (treatments or {LAST_TWO: []}).items()
+            for (factored, axes), members in (treatments or {("outer", (-2, -1)): []}).items()
         ]
 
 
 def our_state_dict(groups: list[Group]) -> StateDict:
     """Make our state dict of these groups, parameters numbered anew; names that stand for numbers stay."""
     state: dict[int | str, dict[str, Tensor]] = {}
-    saved: list[dict[str, Any]] = []
+    param_groups: list[dict[str, Any]] = []
     number = 0
     for translation, keywords, members in ((g.translation, *part) for g in groups for part in g.split()):
         keys = [m.item if isinstance(m.item, str) else number + i for i, m in enumerate(members)]
         number += len(members)
-        names = {"param_names": [m.name for m in members]} if all(m.is_named for m in members) else {}
-        saved.append({**keywords, "params": keys, **names})
+        named = {"param_names": [m.name for m in members]} if all(m.is_named for m in members) else {}
+        param_groups.append({**keywords, "params": keys, **named})
         for key, m in zip(keys, members, strict=True):
             if m.moments is None:
                 continue
@@ -151,7 +151,7 @@ def our_state_dict(groups: list[Group]) -> StateDict:
                     f"{m.name} has taken {m.moments.step} steps, fewer than the offset {translation.step_offset}"
                 )
             state[key] = our_state(m.moments, keywords, step, translation.momentum_scale, m.name)
-    return {"state": state, "param_groups": saved}
+    return {"state": state, "param_groups": param_groups}
 
 
 # ---- what several peers' arguments have in common -------------------------------------------------------------------

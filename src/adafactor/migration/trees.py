@@ -99,12 +99,12 @@ Rule = Callable[[Arguments, Shape, str], Axes | None]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A parameter of ours and where the tree has it: axis i of ours is axis `order[i]` of args."""
+    """A parameter of ours and where the tree has it: axis i of ours is axis `order[i]` of theirs."""
 
     name: str
     path: str
     order: tuple[int, ...]
-    shape: Shape  # args
+    shape: Shape  # theirs
 
 
 def find_leaf(name: str, shape: Shape, paths: Mapping[str, Any]) -> Leaf:
@@ -120,7 +120,7 @@ def find_leaf(name: str, shape: Shape, paths: Mapping[str, Any]) -> Leaf:
 FIELDS = {"optax": ("count", "v_row", "v_col", "v"), "t5x": ("step", "param_states")}  # by which a state is known
 
 
-def read_optax(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[tuple[Moments, Axes | None]]:
+def read_optax(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[Moments]:
     """Read `FactoredState(count, v_row, v_col, v)` and `EmaState(count, ema)`, wherever in the chain they are."""
     state = _only(tree, FIELDS["optax"], "optax.adafactor")
     slots = {key: dict(_flatten(state[key])) for key in ("v_row", "v_col", "v")}
@@ -131,7 +131,7 @@ def read_optax(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[tuple
     return _read(args, leaves, slots, count_steps(_tensor(state["count"]), "'count' of the state"), two_largest)
 
 
-def read_t5x(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[tuple[Moments, Axes | None]]:
+def read_t5x(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[Moments]:
     """Read `{"step", "param_states": {path: {v_row, v_col, v, m}}}`."""
     state = _only(tree, FIELDS["t5x"], "T5X's Adafactor")
     slots: dict[str, dict[str, Any]] = {key: {} for key in ("v_row", "v_col", "v", "m")}
@@ -149,8 +149,8 @@ def read_t5x(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[tuple[M
 
 def _read(
     args: Arguments, leaves: Sequence[Leaf], slots: Mapping[str, Mapping[str, Any]], step: int, rule: Rule
-) -> list[tuple[Moments, Axes | None]]:
-    """Return the moments of each leaf in our order of axes, and the axes that are factored."""
+) -> list[Moments]:
+    """Return the moments of each leaf in our order of axes."""
     paths = slots["v"].keys()
     if missing := [leaf.path for leaf in leaves if leaf.path not in paths]:
         raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(paths)))}")
@@ -167,9 +167,7 @@ def _read(
                 raise ValueError(f"{name} has a 'v' of shape {tuple(moments.full.shape)}, not {leaf.shape}")
         else:
             moments.means = find_means(leaf.shape, axes, tensors["v_row"], tensors["v_col"], name)
-        moments.check(half=False, name=name)
-        ours = None if axes is None else (leaf.order.index(axes[0]), leaf.order.index(axes[1]))
-        result.append((moments.permute(leaf.order), ours))
+        result.append(moments.check(half=False, name=name).permute(leaf.order))
     return result
 
 
