@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from adafactor.migration.state import Arguments
+from adafactor.migration.state import HALF, Arguments
 from adafactor.migration.transformers import read
-from adafactor.migration.translate import (
-    DECAY_BY_ALPHA,
-    HALF_MOMENTUM,
-    Peer,
-    Translation,
-    beta2_with_cap,
-    clip,
-    raw_decay,
-    step_size,
-)
+from adafactor.migration.translate import DECAY_BY_ALPHA, HALF_MOMENTUM, Peer, Translation, clip
 
-NAME = "pytorch_optimizer's AdaFactor"
 AMS_BOUND_SIZE = "20 steps end 114 % of the distance travelled apart"
 CAUTIOUS_SIZE = "20 steps end 22 % of the distance travelled apart"
 L2_SIZE = (
@@ -25,44 +15,34 @@ L2_SIZE = (
 )
 
 
-def _translate(args: Arguments, step: int | None) -> Translation:
-    translation = step_size(args, step, NAME)
+def _express(translation: Translation, args: Arguments, step: int | None) -> None:
+    translation.set_step_size(args, step)
     beta1, cap = args["betas"]
-    eps1 = 1e-7 if args["momentum_dtype"] == torch.float16 else args["eps1"]
     translation.keywords |= {
         "relative": args["scale_parameter"],
         "beta1": beta1 or 0.0,
-        "eps": (eps1, args["eps2"]),
+        "eps": (1e-7 if args["momentum_dtype"] == torch.float16 else args["eps1"], args["eps2"]),
         "clip": clip(args["clip_threshold"]),
         "maximize": args["maximize"],
-        **beta2_with_cap(-args["decay_rate"], cap, step, NAME, translation.notes),
-        "weight_decay": _weight_decay(args, translation),
+        "weight_decay": args["weight_decay"] or 0.0,
     }
-    if beta1 and args["momentum_dtype"] in (torch.float16, torch.bfloat16):
-        dtype = str(args["momentum_dtype"]).removeprefix("torch.")
-        translation.notes.append(HALF_MOMENTUM.format(peer=NAME, dtype=dtype))
+    translation.set_capped_beta2(-args["decay_rate"], cap, step)
+    if args["weight_decay"] and not args["weight_decouple"]:
+        translation.leave_out(f"{translation.peer}'s weight_decouple=False", L2_SIZE)
+        translation.keywords["weight_decay"] = 0.0
+    elif args["weight_decay"] and args["fixed_decay"]:
+        translation.set_raw_decay(args["weight_decay"])
+    elif args["weight_decay"] and args["scale_parameter"]:
+        translation.note(DECAY_BY_ALPHA)
+    if beta1 and args["momentum_dtype"] in HALF:
+        translation.note(HALF_MOMENTUM, dtype=str(args["momentum_dtype"]).removeprefix("torch."))
     for argument, size in (("ams_bound", AMS_BOUND_SIZE), ("cautious", CAUTIOUS_SIZE)):
         if args.get(argument):
-            translation.leave_out(NAME, argument, size)
-    return translation
-
-
-def _weight_decay(args: Arguments, translation: Translation) -> float:
-    decay: float = args["weight_decay"]
-    if not decay:
-        return 0.0
-    if not args["weight_decouple"]:
-        translation.leave_out(NAME, "weight_decouple=False", L2_SIZE)
-        return 0.0
-    if args["fixed_decay"]:
-        return raw_decay(decay, translation.keywords["lr"], NAME, translation.notes)
-    if args["scale_parameter"]:
-        translation.notes.append(DECAY_BY_ALPHA.format(peer=NAME))
-    return decay
+            translation.leave_out(f"{translation.peer}'s {argument}", size)
 
 
 PYTORCH_OPTIMIZER = Peer(
-    NAME,
+    "pytorch_optimizer's AdaFactor",
     {
         "lr": 1e-3,
         "betas": (0.9, 0.999),
@@ -82,7 +62,7 @@ PYTORCH_OPTIMIZER = Peer(
         "maximize": False,
         "cautious": False,
     },
-    _translate,
+    _express,
     read,
     internal=frozenset({"step"}),
     unsaved=("decay_rate", "clip_threshold", "momentum_dtype", "maximize"),

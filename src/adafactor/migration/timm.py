@@ -9,40 +9,32 @@ from torch import Tensor
 
 from adafactor.migration.state import Arguments, Axes, Shape, read_moments
 from adafactor.migration.transformers import KEYS
-from adafactor.migration.translate import (
-    DECAY_BY_ALPHA,
-    HALF_MOMENTUM,
-    Peer,
-    Translation,
-    beta2_with_cap,
-    clip,
-    number,
-    raw_decay,
-    step_size,
-    two_largest,
-)
+from adafactor.migration.translate import DECAY_BY_ALPHA, HALF_MOMENTUM, Peer, Translation, clip, number, two_largest
 
-NAME, NAME_BV = "timm's Adafactor", "timm's AdafactorBigVision"
 CAUTION_SIZE = "20 steps end 24 % of the distance travelled apart"
 AFTER_MOMENTUM = (
     "timm's AdafactorBigVision multiplies by lr after the momentum, ours before it: the same while lr is {lr:g}; a "
     "change of lr reaches our steps about 1/(1 − momentum) steps later (20 steps after lr is halved end 54 % of the "
     "distance travelled apart)"
 )
+CORRECTED_DECAY = (
+    "{peer}'s corrected_weight_decay multiplies the decay by lr over the largest lr, ours does not: the same at the "
+    "largest lr"
+)
 
 
-def _translate(args: Arguments, step: int | None) -> Translation:
+def _express(translation: Translation, args: Arguments, step: int | None) -> None:
     """Without lr it takes relative steps, and only then does it scale by the parameter."""
     relative_step = args["relative_step"] if step is not None and "relative_step" in args else not args["lr"]
     if args["warmup_init"] and not relative_step:
-        raise ValueError(f"{NAME} takes warmup_init=True only without lr")
-    translation = step_size({**args, "relative_step": relative_step}, step, NAME)
+        raise ValueError(f"{translation.peer} takes warmup_init=True only without lr")
+    translation.set_step_size({**args, "relative_step": relative_step}, step)
     relative = bool(relative_step and args["scale_parameter"])
     beta1 = args["beta1"] if "beta1" in args else (args["betas"] or (None,))[0]
     if relative and args["weight_decay"]:
-        translation.notes.append(DECAY_BY_ALPHA.format(peer=NAME))
+        translation.note(DECAY_BY_ALPHA)
     if args["caution"] and beta1 is not None:
-        translation.leave_out(NAME, "caution", CAUTION_SIZE)
+        translation.leave_out(f"{translation.peer}'s caution", CAUTION_SIZE)
     translation.keywords |= {
         "relative": relative,
         "decay_rate": -args["decay_rate"],
@@ -51,7 +43,6 @@ def _translate(args: Arguments, step: int | None) -> Translation:
         "clip": clip(args["clip_threshold"]),
         "weight_decay": args["weight_decay"],
     }
-    return translation
 
 
 def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
@@ -78,36 +69,30 @@ def _locate(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape
     return shape, axes, row, col
 
 
-def _translate_bv(args: Arguments, step: int | None) -> Translation:
+def _express_bv(translation: Translation, args: Arguments, step: int | None) -> None:
     """Big Vision's steps are absolute, and lr is outside the momentum."""
-    lr = float(number(args["lr"]))
-    translation = Translation({"lr": lr, "lr_decay": None, "relative": False})
-    beta1, dtype = args["momentum"] or 0.0, args["momentum_dtype"]
-    if beta1:
-        translation.notes.append(AFTER_MOMENTUM.format(lr=lr))
-        translation.momentum_scale = lr
-        if dtype not in (torch.float32, "float32"):
-            translation.notes.append(HALF_MOMENTUM.format(peer=NAME_BV, dtype=str(dtype).removeprefix("torch.")))
-        if args["caution"]:
-            translation.leave_out(NAME_BV, "caution", CAUTION_SIZE)
+    lr, dtype = float(number(args["lr"])), args["momentum_dtype"]
     translation.keywords |= {
-        "beta1": beta1,
+        "lr": lr,
+        "lr_decay": None,
+        "relative": False,
+        "beta1": args["momentum"] or 0.0,
         "eps": (1e-30 if args["eps"] is None else args["eps"], 1e-3),
         "clip": clip(args["clipping_threshold"]),
-        **beta2_with_cap(args["decay_rate"], args["beta2_cap"], step, NAME_BV, translation.notes),
-        "weight_decay": _weight_decay_bv(args, lr, translation.notes),
+        "weight_decay": args["weight_decay"],
     }
-    return translation
-
-
-def _weight_decay_bv(args: Arguments, lr: float, notes: list[str]) -> float:
-    decay: float = args["weight_decay"]
-    if decay and args["corrected_weight_decay"]:
-        notes.append(
-            f"{NAME_BV}'s corrected_weight_decay multiplies the decay by lr over the largest lr, ours does not: the "
-            "same at the largest lr"
-        )
-    return raw_decay(decay, lr, NAME_BV, notes) if args["unscaled_wd"] else decay
+    if args["momentum"]:
+        translation.momentum_scale = lr
+        translation.note(AFTER_MOMENTUM, lr=lr)
+        if dtype not in (torch.float32, "float32"):
+            translation.note(HALF_MOMENTUM, dtype=str(dtype).removeprefix("torch."))
+        if args["caution"]:
+            translation.leave_out(f"{translation.peer}'s caution", CAUTION_SIZE)
+    translation.set_capped_beta2(args["decay_rate"], args["beta2_cap"], step)
+    if args["weight_decay"] and args["corrected_weight_decay"]:
+        translation.note(CORRECTED_DECAY)
+    if args["unscaled_wd"]:
+        translation.set_raw_decay(args["weight_decay"])
 
 
 def _locate_bv(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
@@ -126,7 +111,7 @@ def _squeeze(mean: Tensor, axis: int, name: str) -> Tensor:
 
 
 TIMM = Peer(
-    NAME,
+    "timm's Adafactor",
     {
         "lr": None,
         "eps": 1e-30,
@@ -140,13 +125,13 @@ TIMM = Peer(
         "min_dim_size_to_factor": 16,
         "caution": False,
     },
-    _translate,
+    _express,
     partial(read_moments, keys=KEYS, locate=_locate),
     _factored,
     internal=frozenset({"beta1", "relative_step"}),
 )
 TIMM_BV = Peer(
-    NAME_BV,
+    "timm's AdafactorBigVision",
     {
         "lr": 1.0,
         "min_dim_size_to_factor": 16,
@@ -163,7 +148,7 @@ TIMM_BV = Peer(
         "corrected_weight_decay": False,
         "foreach": False,
     },
-    _translate_bv,
+    _express_bv,
     partial(read_moments, keys=("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c"), locate=_locate_bv),
     two_largest,
 )

@@ -9,7 +9,6 @@ from torch import Tensor
 from adafactor.migration.state import Arguments, Axes, Entry, Moments, Shape, read_moments, read_step, read_tensor
 from adafactor.migration.translate import Peer, Translation, clip, number
 
-NAME = "torch.optim.Adafactor"
 EPS1 = (
     "torch.optim.Adafactor bounds mean(R) and V̂ from below by its ε₁, ours adds the paper's 1e-30 to G²: the steps are "
     "the same to rounding while gradients have an RMS of {bound} or more; below it torch drives U up to RMS d and ours "
@@ -22,13 +21,12 @@ DECAY = (
 )
 
 
-def _translate(args: Arguments, step: int | None) -> Translation:
+def _express(translation: Translation, args: Arguments, step: int | None) -> None:
     lr, eps1 = float(number(args["lr"])), args["eps"][0]
-    bound = "3.4e-4 (0.09 in bfloat16)" if eps1 is None else f"{eps1**0.5:.2g}"  # √ε₁
-    notes = [EPS1.format(bound=bound)]
+    translation.note(EPS1, bound="3.4e-4 (0.09 in bfloat16)" if eps1 is None else f"{eps1**0.5:.2g}")  # √ε₁
     if args["weight_decay"] and lr:
-        notes.append(DECAY.format(last=lr**-2))
-    keywords = {
+        translation.note(DECAY, last=lr**-2)
+    translation.keywords |= {
         "lr": lr,
         "decay_rate": -args["beta2_decay"],
         "eps": (1e-30, args["eps"][1]),
@@ -36,7 +34,6 @@ def _translate(args: Arguments, step: int | None) -> Translation:
         "weight_decay": args["weight_decay"],
         "maximize": args["maximize"],
     }
-    return Translation(keywords, notes)
 
 
 def _locate(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
@@ -61,18 +58,10 @@ DOUBT = (
 )
 
 
-def _translate_adamw(args: Arguments, step: int | None) -> Translation:
+def _express_adamw(translation: Translation, args: Arguments, step: int | None) -> None:
     """Steps are absolute and not clipped, and averages have Adam's correction in them."""
     beta1, beta2 = (float(number(beta)) for beta in args["betas"])
-    translation = Translation({}, [UNFACTORED], momentum_scale=-1.0 if args["maximize"] else 1.0)  # theirs averages −G
-    decay = args["weight_decay"]
-    if decay and "decoupled_weight_decay" not in {**args.get("group", args), **args.get("overrides", {})}:
-        translation.notes.append(DOUBT)
-    if decay and not args["decoupled_weight_decay"]:
-        translation.leave_out("Adam", "weight_decay", L2)
-        decay = 0.0
-    if args["amsgrad"]:
-        translation.leave_out("AdamW", "amsgrad", AMSGRAD)
+    translation.momentum_scale = -1.0 if args["maximize"] else 1.0  # theirs averages −G
     translation.keywords |= {
         "lr": float(number(args["lr"])),
         "lr_decay": None,
@@ -82,10 +71,20 @@ def _translate_adamw(args: Arguments, step: int | None) -> Translation:
         "beta2": beta2,
         "clip": None if beta1 else 1.0,  # U is an average no longer, and the clipping stands in for it
         "eps": (_eps1(args), 1e-3),
-        "weight_decay": decay,
+        "weight_decay": args["weight_decay"],
         "maximize": args["maximize"],
     }
-    return translation
+    translation.note(UNFACTORED)
+    if args["weight_decay"] and "decoupled_weight_decay" not in {
+        **args.get("group", args),
+        **args.get("overrides", {}),
+    }:
+        translation.note(DOUBT)
+    if args["weight_decay"] and not args["decoupled_weight_decay"]:
+        translation.keywords["weight_decay"] = 0.0
+        translation.leave_out("Adam's weight_decay", L2)
+    if args["amsgrad"]:
+        translation.leave_out("AdamW's amsgrad", AMSGRAD)
 
 
 def _eps1(args: Arguments) -> float:
@@ -116,15 +115,15 @@ ADAMW = Peer(
         "fused": None,
         "decoupled_weight_decay": True,
     },
-    _translate_adamw,
+    _express_adamw,
     _read_adamw,
     axes=None,
     internal=frozenset({"step"}),
     renewable=("lr", "betas"),
 )
 ADAFACTOR = Peer(
-    name=NAME,
-    defaults={
+    "torch.optim.Adafactor",
+    {
         "lr": 1e-2,
         "beta2_decay": -0.8,
         "eps": (None, 1e-3),
@@ -133,6 +132,6 @@ ADAFACTOR = Peer(
         "foreach": None,
         "maximize": False,
     },
-    translate=_translate,
-    read=partial(read_moments, keys=("variance", "row_var", "col_var"), locate=_locate),
+    _express,
+    partial(read_moments, keys=("variance", "row_var", "col_var"), locate=_locate),
 )

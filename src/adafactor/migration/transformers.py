@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from adafactor.migration.state import Arguments, Axes, Shape, read_moments
-from adafactor.migration.translate import DECAY_BY_ALPHA, Peer, Translation, clip, step_size
+from adafactor.migration.translate import DECAY_BY_ALPHA, Peer, Translation, clip
 
 KEYS = ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
 COMPOUNDS = (
@@ -17,29 +17,12 @@ COMPOUNDS = (
 )
 
 
-def _transformers(args: Arguments, step: int | None) -> Translation:
-    return _translate(args, step, "transformers' Adafactor")
-
-
-def _fairseq(args: Arguments, step: int | None) -> Translation:
-    """Translate as for transformers, but for an lr that the optimizer itself overwrites."""
-    translation = _translate(args, step, "fairseq's Adafactor")
-    if args["scale_parameter"] and not args["relative_step"]:
-        if step is not None and "lr" not in args["overrides"]:
-            raise ValueError(
-                f"lr={args['lr']!r} in the groups is not the one that fairseq was given but that of the last "
-                "parameter's last step: pass the real one in arguments={'lr': …}"
-            )
-        translation.notes.append(COMPOUNDS)
-    return translation
-
-
-def _translate(args: Arguments, step: int | None, peer: str) -> Translation:
+def _express(translation: Translation, args: Arguments, step: int | None) -> None:
     if step is None and args["lr"] is not None and args["relative_step"]:
-        raise ValueError(f"{peer} takes lr={args['lr']!r} only with relative_step=False")
-    translation = step_size(args, step, peer)
+        raise ValueError(f"{translation.peer} takes lr={args['lr']!r} only with relative_step=False")
+    translation.set_step_size(args, step)
     if args["scale_parameter"] and args["weight_decay"]:
-        translation.notes.append(DECAY_BY_ALPHA.format(peer=peer))
+        translation.note(DECAY_BY_ALPHA)
     translation.keywords |= {
         "relative": args["scale_parameter"],
         "decay_rate": -args["decay_rate"],
@@ -48,7 +31,18 @@ def _translate(args: Arguments, step: int | None, peer: str) -> Translation:
         "clip": clip(args["clip_threshold"]),
         "weight_decay": args["weight_decay"],
     }
-    return translation
+
+
+def _express_fairseq(translation: Translation, args: Arguments, step: int | None) -> None:
+    """As transformers', but for an lr that the optimizer itself overwrites."""
+    _express(translation, args, step)
+    if args["scale_parameter"] and not args["relative_step"]:
+        if step is not None and "lr" not in args["overrides"]:
+            raise ValueError(
+                f"lr={args['lr']!r} in the groups is not the one that fairseq was given but that of the last "
+                "parameter's last step: pass the real one in arguments={'lr': …}"
+            )
+        translation.note(COMPOUNDS)
 
 
 def _locate(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
@@ -68,5 +62,5 @@ DEFAULTS = {
     "relative_step": True,
     "warmup_init": False,
 }
-TRANSFORMERS = Peer("transformers' Adafactor", DEFAULTS, _transformers, read)
-FAIRSEQ = Peer("fairseq's Adafactor", DEFAULTS, _fairseq, read)
+TRANSFORMERS = Peer("transformers' Adafactor", DEFAULTS, _express, read)
+FAIRSEQ = Peer("fairseq's Adafactor", DEFAULTS, _express_fairseq, read)

@@ -32,6 +32,14 @@ HALF_MOMENTUM = (
     "{peer} rounds its momentum to {dtype}, ours is float32: in bfloat16, 20 steps end 0.8 % of the distance travelled "
     "apart"
 )
+RAW_DECAY = (
+    "{peer} decays weights by {rate:g} whatever the learning rate; ours by lr·weight_decay, which is the same while lr "
+    "is {lr:g}: when it changes, set weight_decay to {rate:g}/lr"
+)
+CORRECTION = (
+    "β₂ of {peer} is {cap:g}; ours has Adam's correction, so that the weight of a new gradient is {excess:.1g} larger "
+    "at this step, and less and less"
+)
 
 
 class MigrationWarning(UserWarning):
@@ -42,15 +50,57 @@ class MigrationWarning(UserWarning):
 class Translation:
     """A group's arguments in our words."""
 
-    keywords: dict[str, Any]
+    peer: str
+    keywords: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     keeps_lr: bool = True  # our lr is theirs, so that a scheduler's `initial_lr` stays
     momentum_scale: float = 1.0  # our momentum is theirs times this
     step_offset: int = 0  # our step is theirs minus this
 
-    def leave_out(self, peer: str, argument: str, size: str) -> None:
+    def note(self, text: str, **values: Any) -> None:
+        """Note a difference; the text may have places for the peer and for these values."""
+        self.notes.append(text.format(peer=self.peer, **values))
+
+    def leave_out(self, argument: str, size: str) -> None:
         """Note that an argument has no counterpart, and what that amounts to."""
-        self.notes.append(f"{peer}'s {argument} has no counterpart and is left out: {size}")
+        self.notes.append(f"{argument} has no counterpart and is left out: {size}")
+
+    def set_step_size(self, args: Arguments, step: int | None) -> None:
+        """Translate lr, relative_step and warmup_init of fairseq and its descendants."""
+        self.keeps_lr = not args["relative_step"]
+        if args["relative_step"] and args["warmup_init"]:
+            lr = with_warmup(1 if step is None else step + 1)
+            self.keywords |= {"lr": lr, "lr_decay": None, "initial_lr": 1.0}
+            last, after = ("", "") if step is None else (f", last_epoch={step - 1}", " after `load_state_dict`")
+            self.note(WARMUP, last=last, after=after, lr=lr)
+        elif args["relative_step"]:
+            self.keywords |= {"lr": 1e-2, "lr_decay": "rsqrt"}
+        elif args["lr"] is None:
+            raise ValueError(f"{self.peer}: lr=None with relative_step=False is no step size")
+        else:
+            self.keywords |= {"lr": number(args["lr"]), "lr_decay": None}
+
+    def set_raw_decay(self, rate: float | None) -> None:
+        """Translate X·(1 − rate) to our X·(1 − ρ·λ): λ = rate/lr, as long as lr stays what it is."""
+        lr = self.keywords["lr"]
+        if rate and not lr:
+            raise ValueError(f"{self.peer} decays weights also at a learning rate of 0; ours does not")
+        if rate:
+            self.note(RAW_DECAY, rate=rate, lr=lr)
+        self.keywords["weight_decay"] = rate / lr if rate else 0.0
+
+    def set_capped_beta2(self, decay_rate: float, cap: float, step: int | None) -> None:
+        """Translate β̂₂ₜ = min(cap, 1 − t^−c): the rise before the cap is reached, the constant from there on."""
+        self.keywords["decay_rate"] = decay_rate
+        if cap >= 1:
+            return
+        first, excess = math.ceil((1 - cap) ** (-1 / decay_rate)), cap ** (step or 0)
+        if (step or 0) + 1 < first:
+            self.note(CAP, cap=cap, first=first)
+            return
+        if excess > 1e-6:
+            self.note(CORRECTION, cap=cap, excess=excess)
+        self.keywords["beta2"] = cap
 
     def group(self, extras: Mapping[str, Any]) -> dict[str, Any]:
         """Return every keyword of a group, checked, and keys that are nobody's argument."""
@@ -70,7 +120,7 @@ class Peer:
 
     name: str
     defaults: Arguments
-    translate: Callable[[Arguments, int | None], Translation]  # of a group; the step, or None for a new optimizer
+    express: Callable[[Translation, Arguments, int | None], None]  # a group's; the step, or None for a new optimizer
     read: Callable[[Arguments, Entry, str], Moments] | None = None
     factored: Callable[[Arguments, Shape, str], Axes | None] | None = None
     axes: Axes | None = (-2, -1)  # None: as ours does by itself
@@ -78,6 +128,12 @@ class Peer:
     unsaved: tuple[str, ...] = ()  # arguments that its state dicts do not hold
     renewable: tuple[str, ...] = ("lr",)  # arguments that may be given although its state dicts hold them
     doubt: str = ""  # what no state dict can tell
+
+    def translate(self, args: Arguments, step: int | None) -> Translation:
+        """Translate the arguments of a group."""
+        translation = Translation(self.name)
+        self.express(translation, args, step)
+        return translation
 
     def treatment(self, args: Arguments, shape: Shape | None, name: str) -> Treatment:
         """Return `factored` and `axes` that make ours treat a parameter as this peer does."""
@@ -154,60 +210,14 @@ def our_state_dict(groups: list[Group]) -> StateDict:
     return {"state": state, "param_groups": param_groups}
 
 
-# ---- what several peers' arguments have in common -------------------------------------------------------------------
-
-
 def number(value: Any) -> Any:
     """Return a learning rate that may be a tensor as a number."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def step_size(args: Arguments, step: int | None, peer: str) -> Translation:
-    """Translate lr, relative_step and warmup_init of fairseq and its descendants."""
-    if args["relative_step"] and args["warmup_init"]:
-        t = 1 if step is None else step + 1
-        keywords = {"lr": with_warmup(t), "lr_decay": None, "initial_lr": 1.0}
-        last, after = ("", "") if step is None else (f", last_epoch={step - 1}", " after `load_state_dict`")
-        return Translation(keywords, [WARMUP.format(last=last, after=after, lr=with_warmup(t))], keeps_lr=False)
-    if args["relative_step"]:
-        return Translation({"lr": 1e-2, "lr_decay": "rsqrt"}, keeps_lr=False)
-    if args["lr"] is None:
-        raise ValueError(f"{peer}: lr=None with relative_step=False is no step size")
-    return Translation({"lr": number(args["lr"]), "lr_decay": None})
-
-
 def clip(threshold: float | None) -> float | None:
     """Return None for no clipping, which may be written as infinity."""
     return None if threshold is None or math.isinf(threshold) else threshold
-
-
-def raw_decay(rate: float | None, lr: float, peer: str, notes: list[str]) -> float:
-    """Translate X·(1 − rate) to our X·(1 − ρ·λ): λ = rate/lr, as long as lr stays what it is."""
-    if not rate:
-        return 0.0
-    if not lr:
-        raise ValueError(f"{peer} decays weights also at a learning rate of 0; ours does not")
-    notes.append(
-        f"{peer} decays weights by {rate:g} whatever the learning rate; ours by lr·weight_decay, which is the same "
-        f"while lr is {lr:g}: when it changes, set weight_decay to {rate:g}/lr"
-    )
-    return rate / lr
-
-
-def beta2_with_cap(decay_rate: float, cap: float, step: int | None, peer: str, notes: list[str]) -> dict[str, Any]:
-    """Translate β̂₂ₜ = min(cap, 1 − t^−c): the rise before the cap is reached, the constant from there on."""
-    if cap >= 1:
-        return {"decay_rate": decay_rate}
-    first = math.ceil((1 - cap) ** (-1 / decay_rate))
-    if (step or 0) + 1 < first:
-        notes.append(CAP.format(peer=peer, cap=cap, first=first))
-        return {"decay_rate": decay_rate}
-    if cap ** (step or 0) > 1e-6:
-        notes.append(
-            f"β₂ of {peer} is {cap:g}; ours has Adam's correction, so that the weight of a new gradient is "
-            f"{cap ** (step or 0):.1g} larger at this step, and less and less"
-        )
-    return {"decay_rate": decay_rate, "beta2": cap}
 
 
 def two_largest(args: Arguments, shape: Shape, name: str) -> Axes | None:

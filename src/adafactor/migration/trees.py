@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adafactor.migration.state import HALF, Arguments, Axes, Moments, Shape, count_steps, find_means, require_elements
-from adafactor.migration.translate import HALF_MOMENTUM, Peer, Translation, clip, raw_decay, two_largest
+from adafactor.migration.translate import HALF_MOMENTUM, Peer, Translation, clip, two_largest
 
 SLICES = (
     "T5X clips and scales each slice of a 'batch' axis by its own RMS, ours the whole tensor: 20 steps on slices whose "
@@ -18,60 +18,53 @@ SLICES = (
 )
 
 
-def _optax(args: Arguments, step: int | None) -> Translation:
-    """No learning rate is a learning rate of 1."""
+def _express_optax(translation: Translation, args: Arguments, step: int | None) -> None:
     if args["weight_decay_mask"] is not None:
         raise ValueError("weight_decay_mask has no counterpart: make a group of the parameters that it masks")
-    translation = _translate(args, args["learning_rate"], "decay_offset", "optax.adafactor")
+    _express(translation, args, "decay_offset")
     translation.keywords |= {"beta1": args["momentum"] or 0.0, "eps": (args["eps"], 1e-3)}
-    translation.keywords["weight_decay"] = raw_decay(
-        args["weight_decay_rate"], translation.keywords["lr"], "optax.adafactor", translation.notes
-    )
-    return translation
+    translation.set_raw_decay(args["weight_decay_rate"])
 
 
-def _t5x(args: Arguments, step: int | None) -> Translation:
+def _express_t5x(translation: Translation, args: Arguments, step: int | None) -> None:
     if args["learning_rate"] is None:
         raise ValueError("T5X's Adafactor takes no step without a learning_rate: pass it in the arguments")
     if args["logical_factor_rules"] is not None:
         raise ValueError("logical_factor_rules name axes of the model: pass the rule of each path in factor_map")
     if not isinstance(args["multiply_by_parameter_scale"], bool):
         raise ValueError("multiply_by_parameter_scale must be True or False: make a group of each kind of parameter")
-    translation = _translate(args, args["learning_rate"], "step_offset", "T5X's Adafactor")
-    lr, rate, exponent = translation.keywords["lr"], args["weight_decay_rate"], args["weight_decay_rate_lr_exponent"]
-    if exponent:
-        rate = (rate or 1.0) * lr**exponent
-    decay = rate / lr if exponent == 1 else raw_decay(rate, lr, "T5X's Adafactor", translation.notes)
-    translation.keywords |= {
-        "beta1": args["beta1"] or 0.0,
-        "eps": (args["epsilon1"], args["epsilon2"]),
-        "weight_decay": decay,
-    }
+    _express(translation, args, "step_offset")
+    translation.keywords |= {"beta1": args["beta1"] or 0.0, "eps": (args["epsilon1"], args["epsilon2"])}
+    rate, exponent = args["weight_decay_rate"], args["weight_decay_rate_lr_exponent"]
+    if exponent == 1:
+        translation.keywords["weight_decay"] = rate or 1.0
+    else:
+        translation.set_raw_decay((rate or 1.0) * translation.keywords["lr"] ** exponent if exponent else rate)
     for argument, instead in (
         ("max_parameter_scale", "parameters of a larger RMS take larger steps, in proportion"),
         ("global_norm_clip_threshold", "call torch.nn.utils.clip_grad_norm_ before each step"),
     ):
         if args[argument]:
-            translation.leave_out("T5X", argument, instead)
+            translation.leave_out(f"T5X's {argument}", instead)
     if any("batch" in rule for rule in (args["factor_map"] or {}).values()):
-        translation.notes.append(SLICES)
-    return translation
+        translation.note(SLICES)
 
 
-def _translate(args: Arguments, lr: Any, offset: str, peer: str) -> Translation:
+def _express(translation: Translation, args: Arguments, offset: str) -> None:
+    """What both have in common; no learning rate is a learning rate of 1."""
+    lr = args["learning_rate"]
     if callable(lr):
-        raise ValueError(f"{peer}'s learning_rate is a schedule: pass its value and schedule lr with torch")
-    keywords = {
+        raise ValueError(f"{translation.peer}'s learning_rate is a schedule: pass its value and schedule lr with torch")
+    translation.step_offset = args[offset]
+    translation.keywords |= {
         "lr": 1.0 if lr is None else lr,
         "lr_decay": None,
         "relative": args["multiply_by_parameter_scale"],
         "decay_rate": args["decay_rate"],
         "clip": clip(args["clipping_threshold"]),
     }
-    translation = Translation(keywords, step_offset=args[offset])
     if "float16" in str(args["dtype_momentum"]):
-        translation.notes.append(HALF_MOMENTUM.format(peer=peer, dtype="half precision"))
-    return translation
+        translation.note(HALF_MOMENTUM, dtype="half precision")
 
 
 def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
@@ -240,7 +233,7 @@ OPTAX = Peer(
         "factored": True,
         "weight_decay_mask": None,
     },
-    _optax,
+    _express_optax,
     factored=two_largest,
 )
 T5X = Peer(
@@ -265,6 +258,6 @@ T5X = Peer(
         "max_parameter_scale": None,
         "skip_nan_updates": False,
     },
-    _t5x,
+    _express_t5x,
     factored=_factored_t5x,
 )
