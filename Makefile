@@ -33,9 +33,9 @@ lint: .venv/ready
 docs: .venv/ready
 	$(BIN)/python -m zensical build --strict --clean
 
-# Long, and it wants an otherwise idle machine. `adafactor bench --help` for parts of it.
+# Long, and it wants an otherwise idle machine. `python -m benchmarks --help` for parts of it.
 bench: .venv/bench
-	$(BIN)/adafactor bench --suite all --cost --output runs/bench
+	$(BIN)/python -m benchmarks --suite all --cost --output runs/bench
 
 # The core's tests with every version that docs/machines.md names, one venv for each: hours. It continues where it was.
 matrix:

@@ -7,10 +7,10 @@
 | `capacity` | docs/plan.md, the largest model in so much memory | `python -m studies.capacity` |
 | `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
 | `diagnoses` | docs/diagnostics.md, what is found in runs with known faults | `python -m studies.diagnoses` |
-| `gpu_counts` | docs/gpu-counted.md | `python -m studies.gpu_counts` |
+| `gpu_counts` | docs/gpu-verified.md, launches and bytes | `python -m studies.gpu_counts` |
 | `weight_growth` | docs/reproduction.md, how large the weights have become | `python -m studies.weight_growth RUN …` |
 | `moving_in` | docs/migrate.md, torch.optim's Adafactor and AdamW | `python -m studies.moving_in torch` |
 | `front` | the picture in README.md | `python -m studies.front` |
 
-`results/epyc-2-cores.json` is what `adafactor bench` measured for docs/performance-tables.md.
+`results/epyc-2-cores.json` is what `python -m benchmarks` measured for docs/performance-tables.md.
 """

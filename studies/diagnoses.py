@@ -375,7 +375,7 @@ def score(cases: Sequence[Case] = CASES, seeds: Sequence[int] = SEEDS) -> Iterat
 
 
 def table(results: Iterable[Result]) -> str:
-    """A line for each rule."""
+    """Tabulate the rules that were wrong somewhere, one by one, and all others together."""
     scores: dict[str, Score] = {}
     healthy, spoilt = 0, 0
     for case, _, findings in results:
@@ -388,9 +388,13 @@ def table(results: Iterable[Result]) -> str:
             line.found, line.missed = line.found + found, line.missed + (not found)
         for kind in false:
             scores.setdefault(kind, Score()).false += 1
+    exact = [line for line in scores.values() if not line.missed + line.false]
+    rest = Score(dict.fromkeys(name for line in exact for name in line.runs), sum(line.found for line in exact))
     lines = ["| finding | runs that have it | found | missed | false alarms |", "|---|---|---|---|---|"]
     for kind, line in scores.items():
-        lines.append(f"| `{kind}` | {'; '.join(line.runs)} | {line.found} | {line.missed} | {line.false} |")
+        if line.missed + line.false:
+            lines.append(f"| `{kind}` | {'; '.join(line.runs)} | {line.found} | {line.missed} | {line.false} |")
+    lines.append(f"| the {len(exact)} others | {len(rest.runs)} kinds | {rest.found} | 0 | 0 |")
     names = "; ".join(case.name for case in CASES if case.fault is None)
     return "\n".join([*lines, f"| nothing | {names} | {healthy - spoilt} | | {spoilt} |"])
 

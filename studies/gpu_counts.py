@@ -1,4 +1,4 @@
-"""Launches, bytes and uploads of a step on a GPU, counted without one: the tables of docs/gpu-counted.md.
+"""Launches, bytes and uploads of a step on a GPU, counted without one: the tables of docs/gpu-verified.md.
 
 python -m studies.gpu_counts
 
@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
-from adafactor.bench.launches import Launches, moved
+from adafactor.check.timing import Launches
 from adafactor.planning.models import Shape, gpt2, llama, resnet50
+from benchmarks.gpu import moved
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
@@ -212,7 +213,6 @@ def fused_adamw(model: Model, tensors: int = 36, blocks: int = 320, chunk: int =
 
 # ---- the tables
 
-CARDS = {"RTX 4090": 1008, "A100 80 GB": 2039, "H100 SXM": 3350, "MI300X": 5300}  # GB/s, as the makers say
 ADAMW = {FLOAT32: 28, BFLOAT16: 14}  # bytes an element: g, p, m, v in, p, m, v out, all in one dtype
 FLOOR = {FLOAT32: 16, BFLOAT16: 8}  # G twice, X in and out
 
@@ -253,55 +253,23 @@ def launches() -> str:
 
 
 def traffic() -> str:
-    """What moves."""
-    rows = []
-    for model in MODELS.values():
-        ours = count(model)
-        each = {name: size / model.parameters for name, size in ours.moved.items()}
-        rows.append([
-            model.label,
-            f"{model.parameters / 1e6:,.1f} M",
-            *(f"{each.get(name, 0):.2f}" for name in ("check", "first walk", "fold", "last walk")),
-            f"**{ours.bytes / model.parameters:.2f}**",
-            f"{FLOOR[model.dtype]}",
-            f"{ADAMW[model.dtype]}",
-        ])  # fmt: skip
-    return table(
-        ["model", "parameters", "check", "first walk", "fold", "last walk", "in all", "floor", "AdamW, fused"], rows
-    )
-
-
-def details() -> str:
-    """How the launches come about, and what else a step takes."""
+    """Tabulate the bytes that a step moves, and the scratch that it needs."""
     rows = []
     for model in MODELS.values():
         ours = count(model)
         size = model.parameters * model.dtype.itemsize
         rows.append([
             model.label,
-            f"{ours.kinds}",
-            f"{ours.chunks}",
-            f"{ours.step}",
-            f"{ours.first_step}",
-            f"{ours.idle_uploads}",
-            f"{ours.uploads}",
+            f"{model.parameters / 1e6:,.1f} M",
+            f"**{ours.bytes / model.parameters:.2f}**",
+            f"{FLOOR[model.dtype]}",
+            f"{ADAMW[model.dtype]}",
             f"{ours.scratch / 1e6:.1f} MB, {100 * ours.scratch / size:.1f} %",
         ])  # fmt: skip
-    heads = ["model", "kinds", "chunks", "launches", "first step", "uploads", "gradients elsewhere", "scratch"]
-    return table(heads, rows)
+    return table(["model", "parameters", "ours, Triton", "floor", "AdamW, fused", "scratch"], rows)
 
 
-def cards() -> str:
-    """The least time of a step by bandwidth alone."""
-    rows = []
-    for key in ("gpt2", "gpt2-bfloat16", "llama"):
-        model = MODELS[key]
-        for title, size in (("ours", count(model).bytes), ("AdamW, fused", ADAMW[model.dtype] * model.parameters)):
-            rows.append([f"{model.label}: {title}", *(f"{size / bandwidth / 1e6:.2f}" for bandwidth in CARDS.values())])
-    return table(["ms, computed", *(f"{name} ({speed / 1e3:.2f} TB/s)" for name, speed in CARDS.items())], rows)
-
-
-TABLES = {"launches": launches, "traffic": traffic, "details": details, "cards": cards}
+TABLES = {"launches": launches, "traffic": traffic}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adafactor import Adafactor, __version__, kernels
-from adafactor.bench.formulas import Factored
+from benchmarks.correctness import Factored
 from studies.temporaries import Largest
 
 Make = Callable[[list[Tensor]], Optimizer]

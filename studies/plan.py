@@ -27,10 +27,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from adafactor import Adafactor, plan, step_in_backward
-from adafactor.bench.memory import ENVIRONMENT, PEAK, status
 from adafactor.planning import SETTINGS
 from adafactor.planning.models import Weight, find, of_module
 from adafactor.planning.show import format_size
+from benchmarks.machine import ENVIRONMENT, PEAK, status
 
 MODEL = "gpt2"  # 124 million parameters; AdamW in float32 takes 1.9 GiB
 NOT_HERE = ("adamw-8bit", "adamw-8bit-bfloat16")  # bitsandbytes works in place on a GPU only

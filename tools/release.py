@@ -107,7 +107,9 @@ def check_sdist(sdist: Path) -> None:
         "tests/oracle.py",
     ):
         demand(needed in names, f"the sdist lacks {needed}")
-    strange = [name for name in names if re.search(r"__pycache__|^(lab|studies|runs|docs|\.venv)/|\.o$", name)]
+    strange = [
+        name for name in names if re.search(r"__pycache__|^(benchmarks|lab|studies|runs|docs|\.venv)/|\.o$", name)
+    ]
     demand(not strange, f"the sdist holds {strange[:5]}")
 
 

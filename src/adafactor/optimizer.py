@@ -1,4 +1,4 @@
-"""The optimizer: groups, state, checkpoints, reports. The algorithm is in `step.py`, what lasts in `bucket.py`."""
+"""The optimizer: groups, state, checkpoints, reports. The algorithm itself is in `algorithm.py`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor import kernels
+from adafactor.check import selftest_cache
 from adafactor.core import checkpoint, dtensor
 from adafactor.core import state as states
-from adafactor.core.bucket import Bucket, Parameter
-from adafactor.core.factoring import Factoring
+from adafactor.core.bucket import Bucket
+from adafactor.core.contract import Executor, Fallback, Parameter
+from adafactor.core.factoring import Factored, Factoring
 from adafactor.core.grad_scaler import Scaling
-from adafactor.core.record import Record, Trace, names_of
+from adafactor.core.record import Record, StepMetrics, names_of
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.core.signals import held_back
 from adafactor.core.step import step
 from adafactor.core.warn import warn
-from adafactor.distributed.reductions import Agreement, Ranks, Shard
+from adafactor.distributed.agreement import Agreement
+from adafactor.distributed.reductions import Ranks
+from adafactor.distributed.shard import Shard
 
 P = ParamSpec("P")
 
@@ -102,8 +106,8 @@ class Adafactor(Optimizer):
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
-            compiled one for the device where it can, on a GPU after a trial (`adafactor check`), else `"eager"`. While
-            a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
+            compiled one for the device where it can, on a GPU after a self-test (`adafactor check`), else `"eager"`.
+            While a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -118,23 +122,23 @@ class Adafactor(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-2,
+        lr: float | Tensor = Settings.lr,
         *,
-        lr_decay: str | None = "rsqrt",
-        relative: bool = True,
-        factored: str | bool = "outer",
-        beta1: float = 0.0,
-        momentum_of: str = "update",
-        beta2: float | None = None,
-        decay_rate: float = 0.8,
-        clip: float | None = 1.0,
-        eps: tuple[float, float] = (1e-30, 1e-3),
-        weight_decay: float = 0.0,
-        axes: tuple[int, int] | None = None,
-        maximize: bool = False,
-        on_nonfinite: str = "skip",
-        rounding: str = "nearest",
-        seed: int = 0,
+        lr_decay: str | None = Settings.lr_decay,
+        relative: bool = Settings.relative,
+        factored: str | bool = Settings.factored,
+        beta1: float = Settings.beta1,
+        momentum_of: str = Settings.momentum_of,
+        beta2: float | None = Settings.beta2,
+        decay_rate: float = Settings.decay_rate,
+        clip: float | None = Settings.clip,
+        eps: tuple[float, float] = Settings.eps,
+        weight_decay: float = Settings.weight_decay,
+        axes: tuple[int, int] | None = Settings.axes,
+        maximize: bool = Settings.maximize,
+        on_nonfinite: str = Settings.on_nonfinite,
+        rounding: str = Settings.rounding,
+        seed: int = Settings.seed,
         momentum: str | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -142,32 +146,15 @@ class Adafactor(Optimizer):
         differentiable: bool = False,
         backend: str = "auto",
     ):
+        keywords = locals()
         if read_text(differentiable):
             raise ValueError(f"differentiable={differentiable!r} must be False: a step cannot be differentiated")
         if momentum is not None:
             if not isinstance(read_text(momentum), str):
                 raise TypeError(f"momentum={momentum!r} is called beta1 here: beta1={momentum!r}")
             _warn_of_momentum()
-            momentum_of = momentum
-        defaults: dict[str, Any] = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "relative": relative,
-            "factored": factored,
-            "beta1": beta1,
-            "momentum_of": momentum_of,
-            "beta2": beta2,
-            "decay_rate": decay_rate,
-            "clip": clip,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "axes": axes,
-            "maximize": maximize,
-            "on_nonfinite": on_nonfinite,
-            "rounding": rounding,
-            "seed": seed,
-        }
-        defaults = from_text(defaults)
+            keywords["momentum_of"] = momentum
+        defaults = from_text(keywords)
         Settings(**defaults)
         self._start(backend)
         super().__init__(params, defaults)
@@ -177,7 +164,7 @@ class Adafactor(Optimizer):
         self.backend = backend
         self._settings = CheckedGroups()
         self._buckets: dict[Tensor | None, Bucket] = {}  # None: the whole model; a parameter: itself, inside backward
-        self._traces: Any = WeakTensorKeyDictionary()  # what is behind `report()`
+        self._metrics: Any = WeakTensorKeyDictionary()  # what is behind `report()`
         self._made_for: Any = WeakTensorKeyDictionary()  # the factoring and `momentum_of` that a state was made for
         self._warned = self._fell_back = False
         # after load_state_dict the ranks have to agree anew; the others may not know and expect the same sums as before
@@ -214,10 +201,10 @@ class Adafactor(Optimizer):
             settings = Settings.of(group)
             for p, name in zip(group["params"], names_of(self.param_groups)[before], strict=True):
                 states.check_parameter(p, name)
-                shapes = states.factoring_of(p, settings)  # complains about axes that the parameter does not have
+                factoring = states.factoring_of(p, settings)  # complains about axes that the parameter does not have
                 if p.requires_grad:
-                    self.state[p] = states.new_state(p, shapes, settings)
-                    self._made_for[p] = shapes, settings.momentum_of
+                    self.state[p] = states.new_state(p, factoring, settings)
+                    self._made_for[p] = factoring, settings.momentum_of
         except Exception:
             for p in self.param_groups.pop()["params"]:
                 self.state.pop(p, None)
@@ -341,9 +328,8 @@ class Adafactor(Optimizer):
             parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
         ranks = Ranks(parameters, self._agreement) if any(p.shard is not None for p in parameters) else None
         backend = "eager" if watched else self.backend
-        bucket = Bucket(
-            parameters, ranks, backend, self.param_groups, settings, self.state, None if only is None else place
-        )
+        alone = None if only is None else place
+        bucket = Bucket(parameters, ranks, backend, _prepare, self.param_groups, settings, self.state, alone)
         if not watched:
             self._buckets[only] = bucket
             self._forget_what_left()
@@ -352,33 +338,32 @@ class Adafactor(Optimizer):
     def _parameter(
         self, p: Tensor, settings: Settings, group: int, name: str, number: int, before: Parameter | None
     ) -> Parameter:
-        shapes = states.factoring_of(p, settings)
+        factoring = states.factoring_of(p, settings)
         if p.grad is not None:
             states.check_gradient(p, p.grad, name)
-        self._fit_state(p, shapes, settings, name)
-        shard = None if before is None else before.shard
-        if dtensor.is_sharded(p) and (shard is None or not shard.fits(p, shapes)):
-            shard = Shard(p, name, shapes)
+        self._fit_state(p, factoring, settings, name)
+        shard = before.shard if before is not None and isinstance(before.shard, Shard) else None
+        if dtensor.is_sharded(p) and (shard is None or not shard.fits(p, factoring)):
+            shard = Shard(p, name, factoring)
         state = self.state[p]
         if shard is not None:
             state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-        trace = self._trace(p)
-        form = None if before is None else before.gradient
-        return Parameter(p, dtensor.local(p), state, shapes, settings, group, name, number, trace, shard, form)
+        metrics, form = self._metrics_of(p), None if before is None else before.form
+        return Parameter(p, dtensor.local(p), state, factoring, settings, group, name, number, metrics, shard, form)
 
-    def _fit_state(self, p: Tensor, shapes: Factoring, settings: Settings, name: str) -> None:
+    def _fit_state(self, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
         """Make the state of a parameter fit its settings, which may have been edited since it was made."""
         state = self.state[p]
-        was, momentum_of = self._made_for.get(p, (shapes, settings.momentum_of))
+        was, momentum_of = self._made_for.get(p, (factoring, settings.momentum_of))
         if state and settings.beta1 and "momentum" in state and momentum_of != settings.momentum_of:
             raise ValueError(
                 f"momentum_of of {name} changed in mid-run from {momentum_of!r} to {settings.momentum_of!r}: its state "
                 f"'momentum' is an average of the {momentum_of}s. Delete that entry to start a new one"
             )
         if state:
-            states.exchange(state, was, shapes, name)
-        states.complete(state, p, shapes, settings, name)
-        self._made_for[p] = shapes, settings.momentum_of
+            states.exchange(state, was, factoring, name)
+        states.complete(state, p, factoring, settings, name)
+        self._made_for[p] = factoring, settings.momentum_of
 
     def _entries(self, only: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, str]]:
         """Every parameter, or only one: its group, its place there, its number among all, itself, its name."""
@@ -406,7 +391,7 @@ class Adafactor(Optimizer):
         for group, names in zip(self.param_groups, names_of(self.param_groups), strict=True):
             for p, name in zip(group["params"], names, strict=True):
                 size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
-                records.append(self._trace(p).record(name, p, size, group["clip"]))
+                records.append(self._metrics_of(p).record(name, p, size, group["clip"]))
         for record in records:
             if record.skipped:
                 self._warn_of_skipping(record)
@@ -453,17 +438,17 @@ class Adafactor(Optimizer):
             before.remove()
             after.remove()
 
-    def _trace(self, p: Tensor) -> Trace:
-        if p not in self._traces:
-            self._traces[p] = Trace()
-        trace: Trace = self._traces[p]
-        return trace
+    def _metrics_of(self, p: Tensor) -> StepMetrics:
+        if p not in self._metrics:
+            self._metrics[p] = StepMetrics()
+        metrics: StepMetrics = self._metrics[p]
+        return metrics
 
     def _warn_of_flat_slices(self) -> None:
         """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
         params = [p for group in self.param_groups for p in group["params"]]
         if all(p.ndim == 1 for p in params) and any(p not in self._made_for for p in params):
-            if any(shapes.row_axis is not None for shapes, _ in self._made_for.values()):
+            if any(isinstance(factoring, Factored) for factoring, _ in self._made_for.values()):
                 warn(
                     "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
                     "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
@@ -498,3 +483,12 @@ class Adafactor(Optimizer):
 
 def _warn_of_momentum() -> None:
     warn("the keyword `momentum` is called `momentum_of` now: momentum is a number to schedulers", DeprecationWarning)
+
+
+def _prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
+    return kernels.prepare(parameters, backend, _doubt)
+
+
+def _doubt(backend: str, parameter: Parameter) -> str | None:
+    """Say why `"auto"` should not rely on a backend here: of Triton, what its self-test on this card has found."""
+    return selftest_cache.why_not_here(Adafactor, parameter) if backend == "triton" else None

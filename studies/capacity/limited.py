@@ -61,7 +61,7 @@ def trial(key: str, width: int, limit: int | None, steps: int = STEPS) -> Trial:
 
 def environment() -> dict[str, str]:
     """Freed memory goes back at once, and there is one heap: none that is free for other threads only."""
-    from adafactor.bench.memory import ENVIRONMENT
+    from benchmarks.machine import ENVIRONMENT
 
     return {**ENVIRONMENT, "MALLOC_ARENA_MAX": "1"}
 
@@ -91,9 +91,8 @@ def _train(asked: dict[str, Any], told: dict[str, Any]) -> None:
     import torch
 
     from adafactor import Adafactor, step_in_backward
-    from adafactor.bench.machine import cores
-    from adafactor.bench.memory import status
     from adafactor.planning import SETTINGS
+    from benchmarks.machine import cores, status
     from studies.capacity.gpt import GPT, LENGTH, VOCABULARY
     from studies.plan import make
 

@@ -60,7 +60,7 @@ def searches(keys: Iterable[str], limits: Iterable[int], path: Path) -> Record:
     """All of them that the record does not have yet, saved one by one."""
     from rich.progress import Progress
 
-    from adafactor.bench.machine import describe, versions
+    from benchmarks.machine import Processor, versions
 
     record = load(path) if path.exists() else Record()
     wanted = [(limit, key) for limit in limits for key in keys if record.best(limit, key) is None]
@@ -68,7 +68,7 @@ def searches(keys: Iterable[str], limits: Iterable[int], path: Path) -> Record:
         bar = progress.add_task("", total=len(wanted))
         for limit, key in wanted:
             record.found.append(search(key, limit, lambda text: progress.update(bar, description=text)))
-            record.machine, record.versions = describe(), versions({"transformers", "numba"})
+            record.machine, record.versions = Processor().describe(), versions({"transformers", "numba"})
             record.save(path)
             progress.advance(bar)
     return record
@@ -76,13 +76,13 @@ def searches(keys: Iterable[str], limits: Iterable[int], path: Path) -> Record:
 
 def step_of_billions(billions: float, path: Path, limit: int | None) -> Record:
     """One step, inside backward, of the smallest GPT that has so many parameters."""
-    from adafactor.bench.machine import describe, versions
+    from benchmarks.machine import Processor, versions
 
     record = load(path) if path.exists() else Record()
     width = next(width for width in range(STRIDE, 10**6, STRIDE) if count(width) >= billions * 1e9)
     print(f"one step of {count(width):,} parameters, {format_size(planned(OURS, width))} planned ...", flush=True)
     record.step = trial(OURS, width, limit, steps=1)
-    record.machine, record.versions = describe(), versions({"transformers", "numba"})
+    record.machine, record.versions = Processor().describe(), versions({"transformers", "numba"})
     record.save(path)
     return record
 

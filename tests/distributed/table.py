@@ -1,4 +1,4 @@
-"""The tables of errors in docs/distributed.md, under torchrun on four ranks: `python -m tests.distributed.table`."""
+"""Print the errors of sharded runs, under torchrun on four ranks: `python -m tests.distributed.table`."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ from numba import njit
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.bench import memory
 from adafactor.core import equations
 from adafactor.kernels.cpu import native
 from adafactor.kernels.cpu.native import elements, factors
+from benchmarks.measure import extra_bytes
 from tests import inside
 
 SHAPES = [(300, 200), (64, 3, 3, 3), (5, 40, 30), (7,), (), (1, 9), (2000,), (129, 1030)]
@@ -246,7 +246,7 @@ def _write(value: Any, like: Any) -> Any:
 
 def test_a_step_reserves_vectors_only() -> None:
     """Measured in a process of its own, by the system's count of resident pages."""
-    extra = memory.extra_bytes("cpu", [(4096, 4096)], "float32", 2)
+    extra = extra_bytes("cpu", [(4096, 4096)], "float32", 2)
     if extra is None:
         pytest.skip("the system does not count the peak of a process")
     assert extra < 0.05 * 4 * 4096**2

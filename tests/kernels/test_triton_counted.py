@@ -12,12 +12,13 @@ from adafactor import Adafactor
 from tests.kernels import needs
 
 needs.triton()
-from adafactor.bench.launches import Launches, moved  # noqa: E402
+from adafactor.check.timing import Launches  # noqa: E402
 from adafactor.kernels.triton import executor as works  # noqa: E402
+from benchmarks.gpu import moved  # noqa: E402
 from studies import gpu_counts  # noqa: E402
 from studies.gpu_counts import FLOOR, MODELS, Model, count, on_a_cpu  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu-counted.md"
+PAGE = Path(__file__).parents[2] / "docs" / "gpu-verified.md"
 ALL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 

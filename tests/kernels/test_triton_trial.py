@@ -14,8 +14,9 @@ from torch import Tensor
 from tests.kernels import needs
 
 needs.triton()
-from adafactor.check import trial, verdict  # noqa: E402
 from adafactor.check.trial import BF16, CASES, FORMS, FP16, FP32, FP64, SORTS, Case, Form, Sort  # noqa: E402
+
+from adafactor.check import trial, verdict  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = (Form((9, 7)), Form((6, 5), "transposed"), Form((4, 3, 3, 3), "channels last"), Form((11,)), Form(()))

@@ -22,8 +22,9 @@ from adafactor.kernels import cache
 from tests.kernels import needs
 
 needs.triton()
-from adafactor.check import trial, verdict  # noqa: E402
 from adafactor.check.trial import BF16, FP64, Sort  # noqa: E402
+
+from adafactor.check import trial, verdict  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-
 from adafactor.bench import contenders, gpu_times, machine, memory, place, present, results
 from adafactor.bench.contenders import CONTENDERS, parameters
 from adafactor.bench.launches import Launches
 from adafactor.bench.measure import Entry, measure
 from adafactor.bench.results import Measured, Results, Timing
 from adafactor.bench.suites import SUITES
+
 from adafactor.check import gpu as gpu_check
 from adafactor.cli import main
 from tests.kernels import needs

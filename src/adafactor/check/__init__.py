@@ -1,1 +1,10 @@
-"""Whether the kernels compute the right thing on this machine's GPU, and how fast: `adafactor check`."""
+"""Is the step in Triton right on this card, and how fast is it?
+
+| module | what it does |
+|---|---|
+| `selftest` | compares it with eager PyTorch there, on tensors of its own |
+| `selftest_cache` | keeps the answer, once per card and version, for `backend="auto"` |
+| `timing` | times each pass beside other optimizers |
+
+The optimizer asks `selftest_cache` before it relies on a card, so nothing here imports it: it is handed in as `make`.
+"""

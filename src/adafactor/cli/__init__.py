@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import dedent, indent
 from typing import Any, NoReturn
 
@@ -23,8 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "adafactor.migration.command",
         "Convert a checkpoint of another Adafactor or of AdamW into ours, or back.",
     ),
-    "bench": ("adafactor.bench.command", "Benchmark a step against every other optimizer on this machine."),
-    "check": ("adafactor.check.gpu", "Check the step on this GPU, and time it with --bench."),
+    "check": ("adafactor.cli.check", "Check the step on this GPU, and time it with --bench."),
     "warm": ("adafactor.cli.warm", "Compile the step for CPUs now, so that no training waits for it."),
 }
 EXAMPLES = {
@@ -39,19 +38,18 @@ EXAMPLES = {
         adafactor migrate checkpoint-500 --in-place        # the folder of a Trainer
         adafactor migrate ours.pt theirs.pt --from adafactor --to torch
     """,
-    "bench": """
-        adafactor bench --suite gpt2 --contender adamw-fused cpu
-        adafactor bench --model mymodel:build              # the shapes of your own model
-    """,
     "check": """
         adafactor check                                    # does the GPU compute the right steps?
-        adafactor check --bench                            # and how fast? Prints a block for an issue
+        adafactor check --bench --output result.json       # and how fast? Writes what to send with an issue
     """,
     "warm": """
         adafactor warm                                     # while a container image is built
     """,
 }
-
+BENCH_MOVED = (
+    "bench is now a tool of the repository: run `python -m benchmarks` in a checkout of it; "
+    "`adafactor check --bench` times the step on a GPU"
+)
 
 # what is printed instead where the output's encoding lacks a sign, as on Windows or in a pipe
 PLAIN = str.maketrans("█▓▒░▚▞·│─−–×…", "#%o:x/.|---x.") | str.maketrans("⁰²³⁹₂", "02392")
@@ -68,27 +66,35 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one sub-command; its exit status is returned, and a mistake of the user's is one line on stderr."""
+    """Run one sub-command and return its exit status."""
+    return guard("adafactor", lambda: _run(words))
+
+
+def guard(program: str, run: Callable[[], int]) -> int:
+    """Run what a command does and return its exit status; a mistake of the user's is one line on stderr."""
     codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="plain")
-    command = "adafactor"
     try:
-        arguments = _parse(words)
-        command += f" {arguments.command}" if arguments.command else ""
-        status = int(arguments.run(arguments))
+        status = int(run())
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        print(f"{command}: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader has seen enough; without a place to go, the rest would raise at the exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (ValueError, OSError, ImportError) as mistake:
-        print(f"{command}: {' '.join(str(mistake).split())}", file=sys.stderr)
+        print(f"{program}: {' '.join(str(mistake).split())}", file=sys.stderr)
         return 2
+
+
+def _run(words: Sequence[str] | None) -> int:
+    arguments = _parse(words)
+    name = f"adafactor {arguments.command}" if arguments.command else "adafactor"
+    return guard(name, lambda: int(arguments.run(arguments)))
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -102,6 +108,9 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         command = importlib.import_module(module)
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
+    words = sys.argv[1:] if words is None else words
+    if list(words[:1]) == ["bench"]:
+        parser.error(BENCH_MOVED)
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         sub = commands.choices.get(arguments.command, parser)

@@ -1,4 +1,4 @@
-"""What is remembered from step to step: parameters that step together, and whether all of it is still true.
+"""The cached preparation of a step, and the fingerprint that decides whether the cache is still valid.
 
 A bucket is the whole model, a sharded model, or one parameter inside backward. A kernel prepares it once (addresses,
 tables, scratch) and then steps it as long as nothing has changed but the values of the gradients and the rates of the
@@ -9,77 +9,24 @@ is a few lists, one property of all tensors after the other, each made by a loop
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, compress, repeat
 from operator import attrgetter, is_not
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from adafactor.core import dtensor
-from adafactor.core.factoring import Factoring
-from adafactor.core.record import Trace
-from adafactor.core.rounding import SIXTEEN_BIT
+from adafactor.core.contract import EXACT_TYPES, Executor, Fallback, Form, Gradients, Parameter, Prepare, Ranks
 from adafactor.core.settings import Settings
 from adafactor.core.state import check_gradient
 
-if TYPE_CHECKING:
-    from adafactor.distributed.reductions import Ranks, Shard
-    from adafactor.kernels import Executor, Fallback
-
 Group = dict[str, Any]
-Gradients = list[Tensor | None]  # one entry for each parameter of a bucket; None where it has none this time
-PLAIN = {Tensor, torch.nn.Parameter}  # types whose memory is what it seems; subclasses may have none
 
 _grad = attrgetter("grad")
 _form = attrgetter("layout", "dtype", "device", "shape")
 _dtype = attrgetter("dtype")
 _version = attrgetter("_version")
 _is_zero = Tensor._is_zerotensor
-
-
-@dataclass(eq=False)
-class Parameter:
-    """What lasts of one parameter. Where it is sharded, `x` and `state` are this rank's part, the rest is the whole's.
-
-    `settings` are those of its group when the bucket was made: all of them still hold but the rates, which every step
-    is given anew.
-    """
-
-    p: Tensor  # as it stands in its group
-    x: Tensor  # any strides, any floating dtype
-    state: dict[str, Tensor]
-    factoring: Factoring
-    settings: Settings
-    group: int
-    name: str
-    number: int  # its place among all parameters, for the random numbers of stochastic rounding
-    trace: Trace
-    shard: Shard | None = None
-    gradient: Form | None = None  # the form of its last gradient; None: it never had one
-    overlaps: bool = False  # its memory is also another parameter's
-
-    @property
-    def offset(self) -> tuple[int, ...] | None:
-        """Where this rank's part begins in the whole; None: it is the whole."""
-        return None if self.shard is None else self.shard.place
-
-    @cached_property
-    def rounding(self) -> str:
-        """How X is rounded: what the settings say, if it has 16 bits."""
-        return self.settings.rounding if self.x.dtype in SIXTEEN_BIT else "nearest"
-
-    @property
-    def measures_x(self) -> bool:
-        """Whether ΣX² is wanted before X is written; of a shard it cannot be asked for later."""
-        return self.settings.relative or self.shard is not None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The parameter's shape; of the whole, where it is sharded."""
-        return self.factoring.shape
 
 
 class Bucket:
@@ -90,6 +37,7 @@ class Bucket:
         parameters: list[Parameter],
         ranks: Ranks | None,
         backend: str,
+        prepare: Prepare,
         groups: list[Group],
         settings: list[Settings],
         states: Mapping[Tensor, Any],
@@ -101,30 +49,32 @@ class Bucket:
             parameters: those that step together.
             ranks: completes the sums of sharded parameters; None if there are none.
             backend: as given to the optimizer.
+            prepare: makes executors for them.
             groups: the optimizer's, with their settings.
             settings: one for each group.
             states: the optimizer's.
             only: the group and the place in it of a single parameter that steps inside backward.
         """
         self.parameters, self.ranks, self.backend, self.only = parameters, ranks, backend, only
+        self.prepare = prepare
         self.executors: list[Executor] = []
         self.fallback: Fallback | None = None  # a parameter that the backend has left to `eager`
-        self.places: dict[Executor, list[int]] = {}  # of each work's parameters in the bucket
-        held = {parameter.p for parameter in parameters}
-        self.members = [p in held for p in self._all(groups)]
+        self.places: dict[Executor, list[int]] = {}  # of each executor's parameters in the bucket
+        own = {parameter.p for parameter in parameters}
+        self.members = [p in own for p in self._all(groups)]
         self.settings = [s.without_rates for s in settings]
-        self.forms: list[list[Any]] = []  # of the gradients that `works` were prepared for
+        self.forms: list[list[Any]] = []  # of the gradients that `executors` were prepared for
         self.counted = [p.x for p in parameters if not p.x.is_inference()]  # torch counts how often they are written to
         self.versions = list(map(_version, self.counted))
-        self.new_figures = False  # since `flush`
-        self.seen = self._look(groups, states) if all(map(_is_knowable, parameters)) else None
+        self.new_metrics = False  # since `flush`
+        self.fingerprint = self._look(groups, states) if all(map(_can_fingerprint, parameters)) else None
 
     def holds(self, backend: str, groups: list[Group], settings: list[Settings], states: Mapping[Tensor, Any]) -> bool:
         """Whether everything but the gradients is as it was when the bucket was made; rates may differ."""
-        if self.seen is None or backend != self.backend or self.settings != [s.without_rates for s in settings]:
+        if self.fingerprint is None or backend != self.backend or self.settings != [s.without_rates for s in settings]:
             return False
         try:
-            return self.seen == self._look(groups, states)
+            return self.fingerprint == self._look(groups, states)
         except (TypeError, AttributeError, IndexError, RuntimeError):  # something is gone, or is no tensor any more
             return False
 
@@ -150,7 +100,7 @@ class Bucket:
             for parameter, g in zip(self.parameters, grads, strict=True):
                 if g is not None:
                     check_gradient(parameter.x, g, parameter.name)
-                    parameter.gradient = _form_of(g)
+                    parameter.form = _form_of(g)
             self._prepare()
         return grads
 
@@ -166,14 +116,14 @@ class Bucket:
 
     def end_step(self) -> None:
         """Remember how the step has left the parameters."""
-        self.versions, self.new_figures = list(map(_version, self.counted)), True
+        self.versions, self.new_metrics = list(map(_version, self.counted)), True
 
     def flush(self) -> None:
-        """Hand the figures of the steps since the last time to the traces behind `report()`."""
-        if self.new_figures:
-            for work in self.executors:
-                work.flush()
-            self.new_figures = False
+        """Hand the metrics of the steps since the last time to what is behind `report()`."""
+        if self.new_metrics:
+            for executor in self.executors:
+                executor.flush()
+            self.new_metrics = False
 
     def _match_forms(self, grads: Gradients) -> bool:
         """Whether the gradients have the form that the executors were prepared for, those that are there."""
@@ -188,16 +138,14 @@ class Bucket:
             return False
 
     def _prepare(self) -> None:
-        from adafactor.kernels import prepare
-
         self.flush()
-        known = [p for p in self.parameters if p.gradient is not None and p.factoring.count]
+        known = [p for p in self.parameters if p.form is not None and p.factoring.count]
         mark_overlaps(known)
-        self.executors, self.fallback = prepare(known, self.backend)
+        self.executors, self.fallback = self.prepare(known, self.backend)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}
-        self.places = {work: [place[parameter] for parameter in work.parameters] for work in self.executors}
+        self.places = {e: [place[parameter] for parameter in e.parameters] for e in self.executors}
         nothing = (None,) * len(Form._fields)  # no gradient has this form
-        forms = [parameter.gradient or nothing for parameter in self.parameters]
+        forms = [parameter.form or nothing for parameter in self.parameters]
         self.forms = [list(column) for column in zip(*forms, strict=True)]
 
     def _all(self, groups: list[Group]) -> list[Tensor]:
@@ -211,31 +159,18 @@ class Bucket:
         """What must stay so, one property of all after the other: who they are, where and how they lie in memory."""
         every = self._all(groups)
         params = every if len(self.parameters) == len(every) else list(compress(every, self.members))
-        held = list(map(states.get, params))
-        kept: list[Any] = list(chain.from_iterable(map(dict.values, held)))  # type: ignore[arg-type]
-        seen: list[list[Any]] = [list(map(id, every)), list(map(id, held)), list(map(type, chain(params, kept)))]
+        entries = list(map(states.get, params))
+        statistics: list[Any] = list(chain.from_iterable(map(dict.values, entries)))  # type: ignore[arg-type]
+        fingerprint: list[list[Any]] = [list(map(id, every)), list(map(id, entries))]
+        fingerprint.append(list(map(type, chain(params, statistics))))
         if self.only is None:
-            seen.append([len(group["params"]) for group in groups])
+            fingerprint.append([len(group["params"]) for group in groups])
         if self.ranks is not None:
-            seen.append([(getattr(p, "placements", None), p.requires_grad) for p in every])
-            params, kept = list(map(dtensor.local, params)), list(map(dtensor.local, kept))
-        seen += [list(map(Tensor.data_ptr, chain(params, kept))), list(map(_dtype, kept)), list(map(_form, params))]
-        return [*seen, list(map(Tensor.stride, params)), list(map(Tensor.is_neg, params))]
-
-
-class Form(NamedTuple):
-    """What of a gradient must stay so that it need not be looked at again."""
-
-    type: type
-    meta: tuple[torch.layout, torch.dtype, torch.device, torch.Size]
-    is_negative: bool
-    is_zero: bool
-    stride: tuple[int, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The gradient's dtype."""
-        return self.meta[1]
+            fingerprint.append([(getattr(p, "placements", None), p.requires_grad) for p in every])
+            params, statistics = list(map(dtensor.local, params)), list(map(dtensor.local, statistics))
+        fingerprint += [list(map(Tensor.data_ptr, chain(params, statistics))), list(map(_dtype, statistics))]
+        fingerprint += [list(map(_form, params)), list(map(Tensor.stride, params)), list(map(Tensor.is_neg, params))]
+        return fingerprint
 
 
 def _look_at(grads: Sequence[Tensor]) -> list[list[Any]]:
@@ -252,23 +187,12 @@ def _form_of(g: Tensor) -> Form:
     return Form(*(column[0] for column in _look_at([g])))
 
 
-def why_not_plain(t: Tensor) -> str | None:
-    """Why the memory of a tensor is not what it seems, so that a compiled kernel must not read it; None if it is."""
-    if type(t) not in PLAIN:
-        return f"a {type(t).__name__}, a subclass of Tensor"
-    if t.is_neg():
-        return "a view with the negative bit set"
-    if t._is_zerotensor():
-        return "a zero tensor without memory"
-    return None
-
-
 def mark_overlaps(parameters: Sequence[Parameter]) -> None:
     """Find parameters and state tensors that lie in the same memory: those must be stepped one after the other."""
     spans = []
     for parameter in parameters:
         for t in (parameter.x, *parameter.state.values()):
-            if isinstance(t, Tensor) and type(t) in PLAIN and t.numel() and t.device.type != "meta":
+            if isinstance(t, Tensor) and type(t) in EXACT_TYPES and t.numel() and t.device.type != "meta":
                 last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
                 spans.append((str(t.device), t.data_ptr(), t.data_ptr() + (last + 1) * t.itemsize, parameter))
     spans.sort(key=lambda span: span[:3])
@@ -280,6 +204,6 @@ def mark_overlaps(parameters: Sequence[Parameter]) -> None:
             furthest = span
 
 
-def _is_knowable(parameter: Parameter) -> bool:
+def _can_fingerprint(parameter: Parameter) -> bool:
     """Whether a parameter can be recognised: subclasses of Tensor, and what else may lie in a state, cannot."""
-    return all(isinstance(t, Tensor) and type(t) in PLAIN for t in (parameter.x, *parameter.state.values()))
+    return all(isinstance(t, Tensor) and type(t) in EXACT_TYPES for t in (parameter.x, *parameter.state.values()))

@@ -43,12 +43,12 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):
-            values, shapes = entries.pop(key, None), states.factoring_of(p, settings)
+            values, factoring = entries.pop(key, None), states.factoring_of(p, settings)
             if values:
-                _check_entry(values, shapes, name)
+                _check_entry(values, factoring, name)
             elif not p.requires_grad:
                 continue
-            loaded[p] = states.new_state(p, shapes, settings), shapes, settings.momentum_of
+            loaded[p] = states.new_state(p, factoring, settings), factoring, settings.momentum_of
             _fill(loaded[p][0], values or {})
     if entries:
         key = next(iter(entries))
@@ -78,9 +78,9 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
             state[key] = deepcopy(value)
 
 
-def _check_entry(state: states.State, shapes: Factoring, name: str) -> None:
+def _check_entry(state: states.State, factoring: Factoring, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
-    states.check_shapes(state, shapes, name)
+    states.check_shapes(state, factoring, name)
     try:
         step = _as_tensor(state["step"])
         count = float(step) if step.numel() == 1 and not step.is_complex() else math.nan

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from adafactor.core.factoring import drop
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
@@ -69,11 +71,6 @@ def copy_(to: Tensor, value: Tensor) -> None:
             value = DTensor.from_local(value.to(to.device, to.dtype), mesh, everywhere, run_check=False)
         value = value.redistribute(placements=to.placements)  # from copies each rank takes its part, alone
     to.copy_(value)
-
-
-def drop(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """A shape without one of its axes."""
-    return shape[:axis] + shape[axis + 1 :]
 
 
 def _place_without(place: Placement, axis: int) -> Placement:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
+from typing import ClassVar
 
 import torch
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True)
-class Factoring:
-    """Which axes of a tensor are factored, and the shape of each statistic.
+class Factored:
+    """A tensor whose second moment is kept as row and column means (Algorithm 4).
 
-    `row_axis` indexes the paper's rows and `col_axis` its columns; both are None for a tensor whose second
-    moment is kept whole. All other axes are a batch: each of their slices is a matrix with factors of its own.
+    `row_axis` indexes the paper's rows and `col_axis` its columns. All other axes are a batch: each of their slices is
+    a matrix with factors of its own.
     """
 
-    shape: tuple[int, ...]
-    row_axis: int | None
-    col_axis: int | None
-    estimator: str  # "outer", "row", "column" or "full"
+    shape: Shape
+    row_axis: int
+    col_axis: int
+    estimator: str  # "outer", "row" or "column"
 
     @cached_property
     def count(self) -> int:
@@ -28,25 +31,40 @@ class Factoring:
         return prod(self.shape)
 
     @cached_property
-    def statistics(self) -> dict[str, tuple[int, ...]]:
+    def statistics(self) -> dict[str, Shape]:
         """The name and shape of every second-moment statistic in the state."""
-        if self.estimator == "full":
-            return {"full": self.shape}
-        assert self.row_axis is not None and self.col_axis is not None
-        shapes = {"row": self._without(self.col_axis), "col": self._without(self.row_axis)}
         keys = {"outer": ("row", "col"), "row": ("row",), "column": ("col",)}[self.estimator]
-        return {key: shapes[key] for key in keys}
+        return {key: drop(self.shape, self.summed_axis(key)) for key in keys}
 
-    def state_bytes(self, dtype: torch.dtype, momentum: bool, compensation: bool = False) -> int:
-        """The bytes of a parameter's state: statistics, momentum and compensation where used, and the step count."""
-        elements = sum(prod(shape) for shape in self.statistics.values())
-        elements += self.count if momentum else 0
-        kept = self.count * dtype.itemsize if compensation and dtype.itemsize < 4 else 0
-        return elements * statistics_dtype(dtype).itemsize + kept + STEP_DTYPE.itemsize
+    def summed_axis(self, key: str) -> int:
+        """The axis over which `state[key]` is a mean: columns for R, rows for C."""
+        return self.col_axis if key == "row" else self.row_axis
 
-    def _without(self, axis: int) -> tuple[int, ...]:
-        return self.shape[:axis] + self.shape[axis + 1 :]
+    @property
+    def row_axis_of_r(self) -> int:
+        """The axis of R that is X's row axis."""
+        return self.row_axis - (self.col_axis < self.row_axis)
 
+
+@dataclass(frozen=True)
+class Unfactored:
+    """A tensor whose second moment has its own shape (Algorithm 5)."""
+
+    shape: Shape
+    estimator: ClassVar[str] = "full"
+
+    @cached_property
+    def count(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @cached_property
+    def statistics(self) -> dict[str, Shape]:
+        """The name and shape of the second-moment statistic in the state."""
+        return {"full": self.shape}
+
+
+Factoring = Factored | Unfactored
 
 STEP_DTYPE = torch.float32  # torch's own choice; exact up to 16 million steps
 
@@ -62,29 +80,41 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def state_bytes(factoring: Factoring, dtype: torch.dtype, momentum: bool, compensation: bool = False) -> int:
+    """The bytes of a parameter's state: statistics, momentum and compensation where used, and the step count."""
+    elements = sum(prod(shape) for shape in factoring.statistics.values()) + (factoring.count if momentum else 0)
+    remainders = factoring.count * dtype.itemsize if compensation and dtype.itemsize < 4 else 0
+    return elements * statistics_dtype(dtype).itemsize + remainders + STEP_DTYPE.itemsize
+
+
 @lru_cache(maxsize=4096)
-def find_factoring(shape: tuple[int, ...], factored: str | bool, axes: tuple[int, int] | None = None) -> Factoring:
+def find_factoring(shape: Shape, factored: str | bool, axes: tuple[int, int] | None = None) -> Factoring:
     """How a tensor of this shape is treated.
 
     Fewer than two axes: Algorithm 5. Two: Algorithm 4. More: the two largest are factored (of equals the
     later ones, so that stacked square layers stay a stack), unless `axes` names a (row, column) pair.
-    An outer product with a side of length 1 is exact, so such a tensor is kept whole: same update, less state.
+    An outer product with a side of length 1 is exact, so such a tensor is unfactored: same update, less state.
     """
     if factored is False or len(shape) < 2 or prod(shape) == 0:
-        return Factoring(shape, None, None, "full")
+        return Unfactored(shape)
     row, col = _largest_two(shape) if axes is None else _by_hand(shape, axes)
     if factored == "outer" and 1 in (shape[row], shape[col]):
-        return Factoring(shape, None, None, "full")
-    return Factoring(shape, row, col, str(factored))
+        return Unfactored(shape)
+    return Factored(shape, row, col, str(factored))
 
 
-def _largest_two(shape: tuple[int, ...]) -> tuple[int, int]:
+def drop(shape: Shape, axis: int) -> Shape:
+    """A shape without one of its axes."""
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _largest_two(shape: Shape) -> tuple[int, int]:
     later_of_equals = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
     row, col = sorted(later_of_equals[-2:])
     return row, col
 
 
-def _by_hand(shape: tuple[int, ...], axes: tuple[int, int]) -> tuple[int, int]:
+def _by_hand(shape: Shape, axes: tuple[int, int]) -> tuple[int, int]:
     if any(not -len(shape) <= axis < len(shape) for axis in axes):
         raise ValueError(f"axes={axes} must be axes of the tensor, whose shape is {shape}")
     row, col = (axis % len(shape) for axis in axes)

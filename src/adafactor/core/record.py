@@ -47,7 +47,7 @@ class Record:
 
 
 @dataclass
-class Trace:
+class StepMetrics:
     """What is behind a `Record`: 0-d tensors where reading them would make the host wait, else numbers."""
 
     rms_update: Scalar | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
 from operator import itemgetter
@@ -16,7 +16,6 @@ from torch import Tensor
 from adafactor.core import equations as eq
 from adafactor.core.equations import Scalar
 
-RATES = ("lr", "lr_decay", "beta2", "decay_rate", "weight_decay")  # that a schedule may write to
 SMALLEST_EPS1 = 1.1754944e-38  # the smallest normal float32: below it, a row of zeros would divide by zero
 
 SMALL_LR = 1e-3  # a share of a weight's size: T5 is fine-tuned with 0.001 of it; less is what AdamW's users write
@@ -43,36 +42,55 @@ class Rates(NamedTuple):
     rho: Scalar  # ρₜ
 
 
+def _declare(default: Any, check: Callable[[str, Any], Any], rate: bool = False) -> Any:
+    """A keyword: its default, and what checks a value or raises. A schedule may write to a `rate` at any time."""
+    return field(default=default, metadata={"check": check, "rate": rate})
+
+
+def _number(default: float | None, rate: bool = False, **limits: float) -> Any:
+    """A finite number within limits."""
+    return _declare(default, lambda name, value: _check_number(name, value, **limits), rate)
+
+
+def _number_or_none(default: float | None, rate: bool = False, **limits: float) -> Any:
+    return _declare(default, lambda name, value: None if value is None else _check_number(name, value, **limits), rate)
+
+
+def _word(*allowed: Any, rate: bool = False) -> Any:
+    """One of these; the first is the default."""
+    return _declare(allowed[0], lambda name, value: _check_word(name, value, allowed), rate)
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Every keyword that may differ between groups; `docs/paper.md` maps each to its line in the paper."""
+    """Every keyword that may differ between groups, declared once; `docs/paper.md` maps each to the paper."""
 
-    lr: float | Tensor = 1e-2
-    lr_decay: str | None = "rsqrt"
-    relative: bool = True
-    factored: str | bool = "outer"
-    beta1: float = 0.0
-    momentum_of: str = "update"
-    beta2: float | None = None
-    decay_rate: float = 0.8
-    clip: float | None = 1.0
-    eps: tuple[float, float] = (1e-30, 1e-3)
-    weight_decay: float = 0.0
-    axes: tuple[int, int] | None = None
-    maximize: bool = False
-    on_nonfinite: str = "skip"
-    rounding: str = "nearest"
-    seed: int = 0
+    lr: float | Tensor = _declare(1e-2, lambda _, value: _learning_rate(value), rate=True)
+    lr_decay: str | None = _word("rsqrt", None, rate=True)
+    relative: bool = _word(True, False)
+    factored: str | bool = _word("outer", "row", "column", False)
+    beta1: float = _number(0.0, at_least=0.0, below=1.0)
+    momentum_of: str = _word("update", "gradient")
+    beta2: float | None = _number_or_none(None, rate=True, at_least=0.0, below=1.0)
+    decay_rate: float = _number(0.8, rate=True, above=0.0)
+    clip: float | None = _number_or_none(1.0, above=0.0)
+    eps: tuple[float, float] = _declare((1e-30, 1e-3), lambda name, value: _check_eps(name, value))
+    weight_decay: float = _number(0.0, rate=True, at_least=0.0)
+    axes: tuple[int, int] | None = _declare(None, lambda name, value: _check_axes(name, value))
+    maximize: bool = _word(False, True)
+    on_nonfinite: str = _word("skip", "raise", "ignore")
+    rounding: str = _word("nearest", "stochastic", "kahan")
+    seed: int = _declare(0, lambda name, value: _check_seed(name, value))
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Settings:
         """The settings of a parameter group, which may have been edited since the last step."""
-        return cls(**{field.name: group[field.name] for field in fields(cls)})
+        return cls(**{f.name: group[f.name] for f in fields(cls)})
 
     @cached_property
     def without_rates(self) -> tuple[Any, ...]:
         """Every setting except those that a schedule may change; while these are equal, a prepared step stays valid."""
-        return tuple(getattr(self, field.name) for field in fields(self) if field.name not in RATES)
+        return tuple(getattr(self, f.name) for f in fields(self) if f.name not in RATES)
 
     def rates(self, t: Scalar) -> Rates:
         """Return the rates of step t (Algorithm 6)."""
@@ -91,27 +109,11 @@ class Settings:
 
         Numbers become Python's own, so that a NumPy float32 in a group does not make the equations float32.
         """
-        eps1, eps2 = _pair("eps", self.eps)
-        checked = {
-            "lr": _learning_rate(self.lr),
-            "beta1": _number("beta1", self.beta1, at_least=0.0, below=1.0),
-            "beta2": None if self.beta2 is None else _number("beta2", self.beta2, at_least=0.0, below=1.0),
-            "decay_rate": _number("decay_rate", self.decay_rate, above=0.0),
-            "clip": None if self.clip is None else _number("clip", self.clip, above=0.0),
-            "eps": (_number("eps[0]", eps1, at_least=SMALLEST_EPS1), _number("eps[1]", eps2, at_least=0.0)),
-            "weight_decay": _number("weight_decay", self.weight_decay, at_least=0.0),
-            "axes": None if self.axes is None else _axes(self.axes),
-            "seed": _seed(self.seed),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        _word("lr_decay", self.lr_decay, ("rsqrt", None))
-        _word("relative", self.relative, (True, False))
-        _word("factored", self.factored, ("outer", "row", "column", False))
-        _word("momentum_of", self.momentum_of, ("update", "gradient"))
-        _word("maximize", self.maximize, (True, False))
-        _word("on_nonfinite", self.on_nonfinite, ("skip", "raise", "ignore"))
-        _word("rounding", self.rounding, ("nearest", "stochastic", "kahan"))
+        for f in fields(self):
+            object.__setattr__(self, f.name, f.metadata["check"](f.name, getattr(self, f.name)))
+
+
+RATES = tuple(f.name for f in fields(Settings) if f.metadata["rate"])  # that a schedule may write to
 
 
 class CheckedGroups:
@@ -137,7 +139,7 @@ def from_text(group: Mapping[str, Any]) -> dict[str, Any]:
 
     YAML reads 1e-3 as a word, because it has no point; some command lines hand on every value as text.
     """
-    return {field.name: read_text(group[field.name]) for field in fields(Settings) if field.name in group}
+    return {f.name: read_text(group[f.name]) for f in fields(Settings) if f.name in group}
 
 
 def read_text(value: Any) -> Any:
@@ -160,7 +162,7 @@ def rename_momentum(group: dict[str, Any]) -> bool:
     return True
 
 
-_values = itemgetter(*(field.name for field in fields(Settings)))
+_values = itemgetter(*(f.name for f in fields(Settings)))
 _CONSTANT = {float, str, bool, int, type(None), tuple}  # types of which no value changes
 
 
@@ -183,10 +185,10 @@ def _learning_rate(value: Any) -> float | Tensor:
         if not value.is_cpu:
             return value
         value = value.item()
-    return _number("lr", value, at_least=0.0)
+    return _check_number("lr", value, at_least=0.0)
 
 
-def _number(
+def _check_number(
     name: str,
     value: Any,
     at_least: float = -math.inf,
@@ -209,11 +211,12 @@ def _number(
     return number
 
 
-def _word(name: str, value: Any, allowed: tuple[Any, ...], hint: str = "") -> None:
+def _check_word(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     # `is` for True, False and None: 1 == True, but 1 is not what was meant
     if not any(value is word or (isinstance(word, str) and value == word) for word in allowed):
         words = ", ".join(repr(word) for word in allowed)
-        raise ValueError(f"{name}={value!r} must be one of {words}{hint}")
+        raise ValueError(f"{name}={value!r} must be one of {words}")
+    return value
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
@@ -223,14 +226,21 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def _axes(value: Any) -> tuple[int, int]:
-    row, col = _pair("axes", value)
+def _check_eps(name: str, value: Any) -> tuple[float, float]:
+    eps1, eps2 = _pair(name, value)
+    return _check_number("eps[0]", eps1, at_least=SMALLEST_EPS1), _check_number("eps[1]", eps2, at_least=0.0)
+
+
+def _check_axes(name: str, value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    row, col = _pair(name, value)
     if not all(isinstance(axis, Integral) and not isinstance(axis, bool) for axis in (row, col)):
         raise TypeError(f"axes={value!r} must be None or a pair of integers")
     return int(row), int(col)
 
 
-def _seed(value: Any) -> int:
+def _check_seed(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"seed={value!r} must be an integer, not {type(value).__name__}")
     number = int(value)

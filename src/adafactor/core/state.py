@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adafactor.core import dtensor
-from adafactor.core.factoring import STEP_DTYPE, Factoring, find_factoring, statistics_dtype
+from adafactor.core.factoring import STEP_DTYPE, Factored, Factoring, find_factoring, statistics_dtype
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
 
@@ -21,27 +21,26 @@ def factoring_of(p: Tensor, settings: Settings) -> Factoring:
     return find_factoring(tuple(p.shape), settings.factored, settings.axes)
 
 
-def new_state(p: Tensor, shapes: Factoring, settings: Settings) -> State:
+def new_state(p: Tensor, factoring: Factoring, settings: Settings) -> State:
     """Make the state of a parameter that has taken no step."""
     dtype = statistics_dtype(p.dtype)
     state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
-    for key, shape in shapes.statistics.items():
+    for key, shape in factoring.statistics.items():
         if key == "full":
             state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
-        elif dtensor.is_sharded(p):
-            summed = shapes.col_axis if key == "row" else shapes.row_axis
-            state[key] = dtensor.zeros(p, summed or 0, dtype)
+        elif dtensor.is_sharded(p) and isinstance(factoring, Factored):
+            state[key] = dtensor.zeros(p, factoring.summed_axis(key), dtype)
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     _add_missing(state, p, settings)
     return {key: value.detach() for key, value in state.items()}
 
 
-def complete(state: State, p: Tensor, shapes: Factoring, settings: Settings, name: str) -> None:
+def complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
     if not state:
-        state.update(new_state(p, shapes, settings))
-    check_shapes(state, shapes, name)
+        state.update(new_state(p, factoring, settings))
+    check_shapes(state, factoring, name)
     _add_missing(state, p, settings)
     # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
     for key, value in state.items():
@@ -64,13 +63,15 @@ def exchange(state: State, before: Factoring, now: Factoring, name: str) -> None
     The update of Algorithm 4 is the same for (row, column) and (column, row); R and C of a square matrix have one
     shape, so that without this one would be taken for the other in silence.
     """
-    same = (before.row_axis, before.col_axis) == (now.row_axis, now.col_axis)
-    if same or before.shape != now.shape or None in (before.row_axis, now.row_axis):
+    if before == now or before.shape != now.shape or not (isinstance(before, Factored) and isinstance(now, Factored)):
         return  # where the statistics are others altogether, `check_shapes` says so
-    if (before.row_axis, before.col_axis) != (now.col_axis, now.row_axis) or now.estimator != "outer":
+    axes, new_axes = (before.row_axis, before.col_axis), (now.row_axis, now.col_axis)
+    if axes == new_axes:
+        return
+    if axes != new_axes[::-1] or now.estimator != "outer":
         raise ValueError(
-            f"axes of {name} changed in mid-run from {(before.row_axis, before.col_axis)} to "
-            f"{(now.row_axis, now.col_axis)}: its statistics are of other axes; only an exchange of the two is possible"
+            f"axes of {name} changed in mid-run from {axes} to {new_axes}: its statistics are of other axes; only an "
+            "exchange of the two is possible"
         )
     state["row"], state["col"] = state["col"], state["row"]
 
@@ -101,19 +102,19 @@ def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
         raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only floating-point gradients are supported")
 
 
-def check_shapes(state: State, shapes: Factoring, name: str) -> None:
+def check_shapes(state: State, factoring: Factoring, name: str) -> None:
     """Refuse a state that is not of a parameter of this shape and these settings."""
-    for key, shape in shapes.statistics.items():
+    for key, shape in factoring.statistics.items():
         has = _shape(state, key, name)
         if has != shape:
             raise ValueError(
-                f"{name} of shape {shapes.shape} needs a state {key!r} of shape {shape}, but the state has "
+                f"{name} of shape {factoring.shape} needs a state {key!r} of shape {shape}, but the state has "
                 f"{'none' if has is None else has}: the groups are in another order, or `factored` or `axes` changed"
             )
     for key in ("momentum", "compensation"):
         has = _shape(state, key, name)
-        if has is not None and has != shapes.shape:
-            raise ValueError(f"{name} of shape {shapes.shape} has a {key} of shape {has}")
+        if has is not None and has != factoring.shape:
+            raise ValueError(f"{name} of shape {factoring.shape} has a {key} of shape {has}")
 
 
 def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:

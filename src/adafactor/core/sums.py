@@ -33,7 +33,7 @@ def on_host(t: Tensor) -> bool:
 def sum_along(q: Tensor, axis: int) -> Tensor:
     """Σ over one axis, as float64 where the device has it."""
     if not q.is_cpu or q.numel() <= SERIAL:
-        return q.sum(axis).to(sum_dtype(q.device))
+        return q.sum(axis).to(sum_dtype(q.device)) if q.is_cpu else q.sum(axis, dtype=sum_dtype(q.device))
     length = -(-q.shape[axis] // PARTS)
     whole = q.shape[axis] // length * length
     parts = q.narrow(axis, 0, whole).unflatten(axis, (-1, length)).sum(axis + 1).to(torch.float64)
@@ -43,6 +43,11 @@ def sum_along(q: Tensor, axis: int) -> Tensor:
         parts = torch.cat([pairs, parts.narrow(axis, 2 * half, 1)], axis) if odd else pairs
     total: Tensor = parts.squeeze(axis)
     return total if whole == q.shape[axis] else total + sum_along(q.narrow(axis, whole, q.shape[axis] - whole), axis)
+
+
+def shrink_of(shape: tuple[int, ...]) -> float:
+    """A power of two that keeps sums over any axis in the range of what is summed, exactly."""
+    return 2.0 ** -max(shape, default=1).bit_length()
 
 
 def sum_of_squares(flat: Tensor) -> Scalar:

@@ -1,4 +1,4 @@
-"""Files that a process leaves for the next ones: machine code, and what the trial found on a card.
+"""Files that a process leaves for the next ones: machine code, and what the self-test found on a card.
 
 They are run, or relied on. So nothing is read that somebody else could have written: the file, all folders above it and
 all links on the way belong to this user or to root, and nobody else can write to them. A folder above may be like /tmp,

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from adafactor.core.bucket import Parameter
+from adafactor.core.contract import Parameter
+from adafactor.core.factoring import Factored
 
 UNIT = 2**15  # elements: the smallest piece of work for a thread (measured: below it the hand-over costs more)
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
@@ -80,18 +79,17 @@ def scratch_lengths(sizes: tuple[int, int, int, int, int], cuts: int, factored: 
 
 def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
     """Find the order in which a parameter can be walked with gradients of the form it has, or say why there is none."""
-    x, form, shapes = parameter.x, parameter.gradient, parameter.factoring
-    assert form is not None
+    x, form, factoring = parameter.x, parameter.gradient, parameter.factoring
     if not stored(x.dtype, form.dtype):
         return f"there is no loop for a {x.dtype} parameter with a {form.dtype} gradient"
     for key in ("full", "momentum", "compensation"):
         if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
     shape = tuple(x.shape)
-    if shapes.row_axis is None or shapes.col_axis is None:
-        order = flat_order(shape, x.stride(), form.stride)
+    if isinstance(factoring, Factored):
+        order = factored_order(shape, x.stride(), form.stride, factoring.row_axis, factoring.col_axis)
     else:
-        order = factored_order(shape, x.stride(), form.stride, shapes.row_axis, shapes.col_axis)
+        order = flat_order(shape, x.stride(), form.stride)
     if parameter.rounding == "stochastic" and isinstance(order, MemoryOrder):
         if numbering(order, shape, parameter.shape, parameter.offset) is None:
             return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"

@@ -1,6 +1,6 @@
 """The backend that Numba compiles, for tensors on a CPU: no tensor-sized temporary, and all tensors in one call.
 
-`work.py` describes tensors to the loops in `native`, in an order that `memory_order.py` has found, and `threads.py` has
+`executor.py` describes tensors to the loops in `native`, in an order that `memory_order.py` has found; `threads.py` has
 the threads that run them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from adafactor.core.bucket import Parameter, why_not_plain
+from adafactor.core.contract import Parameter, why_not_plain
 from adafactor.kernels.cpu.executor import Executor
 from adafactor.kernels.memory_order import MemoryOrder, find_memory_order
 
@@ -16,7 +16,6 @@ from adafactor.kernels.memory_order import MemoryOrder, find_memory_order
 def why_not(parameter: Parameter) -> str | None:
     """What is in the way of stepping this parameter; None if nothing is."""
     x, form = parameter.x, parameter.gradient
-    assert form is not None
     if not x.is_cpu or form.meta[2].type != "cpu":
         return f"it is on {x.device}"
     if parameter.overlaps:
@@ -33,10 +32,9 @@ def why_not(parameter: Parameter) -> str | None:
 
 
 def prepare(parameters: list[Parameter]) -> list[Executor]:
-    """Make a work of all parameters of the same dtypes; those that go walk by walk have one of their own."""
-    kinds: dict[tuple[torch.dtype, torch.dtype, bool, bool], list[Parameter]] = {}
-    for parameter in parameters:
-        sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
-        assert parameter.gradient is not None
-        kinds.setdefault((parameter.x.dtype, parameter.gradient.dtype, sharded, raises), []).append(parameter)
-    return [Executor(members, (x, g), sharded, raises) for (x, g, sharded, raises), members in kinds.items()]
+    """Make an executor of all parameters of the same dtypes; those that go phase by phase have one of their own."""
+    alike: dict[tuple[torch.dtype, torch.dtype, bool, bool], list[Parameter]] = {}
+    for p in parameters:
+        key = p.x.dtype, p.gradient.dtype, p.in_lockstep, p.shard is not None
+        alike.setdefault(key, []).append(p)
+    return [Executor(members, (x, g)) for (x, g, *_), members in alike.items()]

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adafactor.core.bucket import Parameter
+from adafactor.core.contract import Gradients, Parameter, Scale, Sums
+from adafactor.core.factoring import Factored
 from adafactor.core.rounding import keys, roots
 from adafactor.core.settings import Settings
-from adafactor.core.step import Update, not_finite
 from adafactor.kernels.cpu import native
 from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, numbering
 
@@ -21,44 +21,35 @@ ESTIMATORS = {"outer": native.OUTER, "row": native.ROW, "column": native.COLUMN,
 SWAPPED = {native.OUTER: native.OUTER, native.ROW: native.COLUMN, native.COLUMN: native.ROW}
 ROUNDINGS = {"nearest": native.NEAREST, "stochastic": native.STOCHASTIC, "kahan": native.KAHAN}
 MOMENTA = {"update": native.OF_UPDATE, "gradient": native.OF_GRADIENT}
-FULL_PRECISION = (
-    torch.float32,
-    torch.float64,
-)  # stored as computed: ΣX² of what was computed is that of what is stored
+# Stored as computed: ΣX² of what was computed is that of what is stored.
+FULL_PRECISION = (torch.float32, torch.float64)
 
 
 class Executor:
     """The table of some parameters whose X and G have the same dtypes, made once and used for many steps.
 
-    Unsharded, a step is one call of `native.walk`. Where a bad gradient shall raise, it stops after the first walk to
-    look; where parameters are sharded, it stops twice to let other ranks complete the sums.
+    Unsharded, a step is one call of `native.walk`. Where a bad gradient raises, it stops after the first pass to look;
+    where parameters are sharded, it stops twice to let other ranks complete the sums.
     """
 
-    scaling: tuple[Tensor, Tensor] | None = None  # it wants unscaled gradients
+    takes_scale = False
 
-    def __init__(
-        self, parameters: list[Parameter], dtypes: tuple[torch.dtype, torch.dtype], sharded: bool, raises: bool
-    ):
+    def __init__(self, parameters: list[Parameter], dtypes: tuple[torch.dtype, torch.dtype]):
         """Describe what does not change from step to step."""
         self.parameters = sorted(parameters, key=lambda parameter: -parameter.x.numel())  # large ones go first
-        self.together, self.at_once, self.sharded, self.raises = (
-            sharded or raises,
-            not (sharded or raises),
-            sharded,
-            raises,
-        )
-        self.updates: list[Update] = []
+        self.in_lockstep = parameters[0].in_lockstep
+        self.sums: list[Sums] = []
         self.kind = native.KINDS[dtypes]
         native.ready(self.kind)
         self.orders = [_order(parameter) for parameter in self.parameters]
         self.jobs = native.new_jobs(len(self.parameters))
         self.where = native.address_of(self.jobs)
         self.rates = [self.jobs[name] for name in ("beta2", "w1", "w2", "rho", "decay")]
-        self.kept: list[Any] = []  # memory that jobs refer to by its address
+        self.offsets: list[Any] = []  # memory that jobs refer to by its address
         for job, parameter, order in zip(self.jobs, self.parameters, self.orders, strict=True):
             self._describe(job, parameter, order)
         self.scratch = None
-        if self.together:
+        if self.in_lockstep:
             self.scratch = torch.empty(sum(order.scratch for order in self.orders), dtype=torch.float64, device="cpu")
             native.assign_scratch(self.jobs, self.scratch.numpy())
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
@@ -70,9 +61,13 @@ class Executor:
             i: roots(p.settings.seed, p.number) for i, p in enumerate(self.parameters) if p.rounding == "stochastic"
         }
         self._changed = False  # in this step
-        self._complete_means: list[Tensor] = []  # that jobs refer to in this step
+        self._present: list[int] = []  # the parameters with a gradient in this step
+        self._row_means: list[Tensor] = []  # that jobs refer to in this step
+        self._at = native.MOMENTS  # the phase that this step has come to
 
-    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
+    def begin(
+        self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
+    ) -> None:
         """Describe what is of this step: G, the rates, the random numbers."""
         jobs = self.jobs
         present = [g for g in grads if g is not None]
@@ -81,7 +76,7 @@ class Executor:
         else:
             jobs["present"] = [g is not None for g in grads]
             jobs["g"] = [0 if g is None else g.data_ptr() for g in grads]
-        jobs["taken"], self._changed = 0, False
+        jobs["taken"], self._changed, self._at = 0, False, native.MOMENTS
         if written is not None:  # ΣX² is of what was there before
             jobs["x2_after"][written] = np.nan
         counts = native.step_counts(jobs, self.where)
@@ -89,12 +84,6 @@ class Executor:
             self._set_rates(settings[group], members, counts[members])
         for i, root in self.roots.items():
             jobs["key1"][i], jobs["key2"][i] = keys(root, counts[i] + 1)
-        if self.sharded:
-            self.updates = [
-                Update(p, g, beta2=float(job["beta2"]), w1=float(job["w1"]), w2=float(job["w2"]))
-                for p, g, job in zip(self.parameters, grads, jobs, strict=True)
-                if g is not None
-            ]
 
     def step(self) -> None:
         """Take a whole step."""
@@ -102,61 +91,33 @@ class Executor:
         native.walk(self.jobs, self.kind, native.MOMENTS, native.END, where=self.where)
 
     def moments(self) -> None:
-        """First walk."""
-        self._walk(native.MOMENTS, native.FACTORS)
-        for u in self.updates:
-            i = self._index(u)
-            u.finite, means = bool(np.isfinite(self.jobs["finite"][i])), self._means(i)
-            u.rows, u.cols = means.get("row"), means.get("col")
+        """First pass. The sums are views of the scratch: what other ranks add to them is where the loops read it."""
+        self._run_to(native.FACTORS)
+        finite = np.isfinite(self.jobs["finite"])
+        self._present = np.flatnonzero(self.jobs["present"]).tolist()
+        self.sums = [self._sums_of(i, bool(finite[i])) for i in self._present]
 
-    def admit(self) -> None:
-        """Decide which steps are taken, or raise; nothing has been changed so far."""
-        for u in self.updates:
-            i = self._index(u)
-            self.jobs["taken"][i] = u.finite or self.jobs["ignore"][i]
-        bad = (self.jobs["taken"] == 0) & (self.jobs["present"] != 0)
-        if self.raises and bad.any():
-            raise not_finite(self.parameters[int(np.flatnonzero(bad)[0])])
-        self.updates = [u for u in self.updates if self.jobs["taken"][self._index(u)]]
-
-    def factors(self) -> None:
-        """Hand the completed means back to the loops, which make R, C and 1/√V̂ of them when they go on."""
-        for u in self.updates:
-            i = self._index(u)
-            for mean, complete in zip(map(self._means(i).get, ("row", "col")), (u.rows, u.cols), strict=True):
-                if mean is not None and complete is not None:
-                    mean.copy_(complete)
-            self.jobs["known_mean"][i] = 0
-            if u.mean_row is not None:
-                order = _without(self.orders[i].order, u.parameter.factoring.col_axis or 0)
-                walked = u.mean_row.permute(order).double().contiguous()
-                self._complete_means.append(walked)
-                self.jobs["known_mean"][i] = walked.data_ptr()
-
-    def energy(self) -> None:
-        """Second walk, where sums must be completed before the third; else all that is left is one call."""
-        if self.sharded:
-            self._changed = True
-            self._walk(native.FACTORS, native.CONCLUDE)
-            for u in self.updates:
-                i = self._index(u)
-                u.u2 = float(self.jobs["u2"][i])
-                u.x2 = float(self.jobs["x2"][i]) if u.parameter.measures_x else None
-
-    def conclude(self) -> None:
-        """Take the completed sums over."""
-        for u in self.updates:
-            i = self._index(u)
-            self.jobs["u2"][i], self.jobs["x2"][i] = u.u2, 0.0 if u.x2 is None else u.x2
+    def norms(self) -> None:
+        """Second pass."""
+        self._take()
+        self._changed = True
+        self._run_to(native.CONCLUDE)
+        for i, one in zip(self._present, self.sums, strict=True):
+            one.u2, one.x2 = float(self.jobs["u2"][i]), float(self.jobs["x2"][i])
 
     def apply_(self) -> None:
-        """All that is left."""
+        """Run all that is left."""
+        if self._at == native.FACTORS:
+            self._take()
+        else:
+            for i, one in zip(self._present, self.sums, strict=True):
+                self.jobs["u2"][i], self.jobs["x2"][i] = one.u2, one.x2
         self._changed = True
-        self._walk(native.CONCLUDE if self.sharded else native.FACTORS, native.END)
+        self._run_to(native.END)
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
-        self.updates, self._complete_means = [], []
+        self.sums, self._row_means = [], []
         if not self._changed:
             return []
         present, taken = self.jobs["present"] != 0, self.jobs["taken"] != 0
@@ -168,19 +129,57 @@ class Executor:
         return [self.parameters[i] for i in np.flatnonzero(present & ~taken)]
 
     def flush(self) -> None:
-        """Hand the figures of the steps since the last time to the traces."""
+        """Hand the metrics of the steps since the last time to the parameters."""
         jobs = self.jobs
         for i in np.flatnonzero((jobs["steps"] != 0) | (jobs["skipped"] != 0)):
-            job, trace = jobs[i], self.parameters[i].trace
+            job, metrics = jobs[i], self.parameters[i].metrics
             if job["steps"]:
                 rms_x = float(job["noted_rms_x"]) if job["measures_x"] else None
-                figures = float(job["noted_beta2"]), rms_x, float(job["noted_alpha"]), float(job["noted_rms_u"])
-                trace.add(*figures, int(job["clipped"]), int(job["steps"]))
-            trace.skipped += int(job["skipped"])
+                values = float(job["noted_beta2"]), rms_x, float(job["noted_alpha"]), float(job["noted_rms_u"])
+                metrics.add(*values, int(job["clipped"]), int(job["steps"]))
+            metrics.skipped += int(job["skipped"])
         jobs["steps"] = jobs["clipped"] = jobs["skipped"] = 0
 
-    def _walk(self, first: int, last: int) -> None:
-        native.walk(self.jobs, self.kind, first, last, self.scratch, self.where)
+    def _run_to(self, end: int) -> None:
+        """Run the compiled phases from where this step has come to."""
+        native.walk(self.jobs, self.kind, self._at, end, self.scratch, self.where)
+        self._at = end
+
+    def _take(self) -> None:
+        """Tell the loops which steps are taken."""
+        for i, one in zip(self._present, self.sums, strict=True):
+            self.jobs["taken"][i] = bool(one.finite)
+
+    def _sums_of(self, i: int, finite: bool) -> Sums:
+        """The sums of a parameter, in the state's shapes."""
+        p, order, job = self.parameters[i], self.orders[i], self.jobs[i]
+        sums = Sums(p, finite)
+        job["known_mean"] = 0
+        if p.shard is None or not isinstance(p.factoring, Factored):
+            return sums
+        means = self._means(p, order, job)
+        sums.rows, sums.cols = means.get("row"), means.get("col")
+        mean = p.shard.mean_row(sums.rows, p.state.get("row"), float(job["beta2"]), float(job["w2"]))
+        if mean is not None:
+            axes = _without(order.order, p.factoring.col_axis)
+            in_order = mean.permute(axes).contiguous()
+            sums.mean_row = in_order.permute([axes.index(axis) for axis in range(len(axes))])
+            self._row_means.append(in_order)
+            job["known_mean"] = in_order.data_ptr()
+        return sums
+
+    def _means(self, p: Parameter, order: MemoryOrder, job: Any) -> dict[str, Tensor]:
+        """Views of the means of G² + ε₁ in the scratch."""
+        assert self.scratch is not None and isinstance(p.factoring, Factored)
+        means = {}
+        for address, summed in ((job["row"], order.axes[1]), (job["col"], order.axes[0])):
+            key = "row" if summed == p.factoring.col_axis else "col"
+            if key in p.state:
+                start = (int(address) - self.scratch.data_ptr()) // 8
+                sizes, axes = [p.x.shape[axis] for axis in order.order if axis != summed], _without(order.order, summed)
+                vector = self.scratch[start : start + prod(sizes)].view(sizes)
+                means[key] = vector.permute([axes.index(axis) for axis in range(len(axes))])
+        return means
 
     def _describe(self, job: Any, parameter: Parameter, order: MemoryOrder) -> None:
         """Fill in a job, by the names of its fields."""
@@ -204,20 +203,20 @@ class Executor:
             job["m"] = state["momentum"].data_ptr()
         if parameter.rounding == "kahan":
             job["compensation"] = state["compensation"].data_ptr()
-        carries = s.relative and order.can_carry_x2 and not self.sharded
+        carries = s.relative and order.can_carry_x2 and parameter.shard is None
         job["carries_x2"] = carries and parameter.x.dtype in FULL_PRECISION
         if parameter.rounding == "stochastic":
             numbers = numbering(order, tuple(parameter.x.shape), parameter.shape, parameter.offset)
             for name, value in zip(("origin", "nb", "np", "ns", "nq"), numbers or (), strict=True):
                 job[name] = value
-        if factoring.estimator == "full":
-            job["full"] = state["full"].data_ptr()
+        if isinstance(factoring, Factored):
+            self._describe_factors(job, parameter, factoring, order)
         else:
-            self._describe_factors(job, parameter, order)
+            job["full"] = state["full"].data_ptr()
 
-    def _describe_factors(self, job: Any, parameter: Parameter, order: MemoryOrder) -> None:
+    def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, order: MemoryOrder) -> None:
         """Which axes are P and Q of the walk, and where R along P and C along Q are kept."""
-        factoring, (first, second) = parameter.factoring, order.axes
+        first, second = order.axes
         job["n_rows"], job["n_cols"] = factoring.shape[first], factoring.shape[second]
         swapped = first == factoring.col_axis  # P is the paper's column axis
         if swapped:
@@ -230,7 +229,7 @@ class Executor:
                 walked = factor.permute(_without(order.order, gone))
                 if not walked.is_contiguous():
                     offsets = _offsets(walked)
-                    self.kept.append(offsets)
+                    self.offsets.append(offsets)
                     job[f"{field}_offsets"] = offsets.ctypes.data
 
     def _set_rates(self, settings: Settings, members: Any, counts: Any) -> None:
@@ -240,25 +239,6 @@ class Executor:
             rates, at = settings.rates(t + 1), members if together else members[counts == t]
             for column, rate in zip(self.rates, (*rates, 1 - rates.rho * settings.weight_decay), strict=True):
                 column[at] = rate
-
-    def _index(self, u: Update) -> int:
-        return next(i for i, parameter in enumerate(self.parameters) if parameter is u.parameter)
-
-    def _means(self, i: int) -> dict[str, Tensor]:
-        """The means of a sharded parameter, in the scratch, to be completed by other ranks, in the state's shapes."""
-        parameter, order, job = self.parameters[i], self.orders[i], self.jobs[i]
-        if parameter.factoring.estimator == "full" or self.scratch is None:
-            return {}
-        found = {}
-        for address, gone in ((job["row"], order.axes[1]), (job["col"], order.axes[0])):
-            key = "row" if gone == parameter.factoring.col_axis else "col"
-            if key in parameter.state:
-                start = (int(address) - self.scratch.data_ptr()) // 8
-                sizes = [parameter.x.shape[axis] for axis in order.order if axis != gone]
-                walked = _without(order.order, gone)
-                vector = self.scratch[start : start + prod(sizes)].view(sizes)
-                found[key] = vector.permute([walked.index(axis) for axis in range(len(walked))])
-        return found
 
 
 def _order(parameter: Parameter) -> MemoryOrder:

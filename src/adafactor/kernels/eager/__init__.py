@@ -1,29 +1,27 @@
-"""The backend in plain torch, for any tensor on any device.
+"""The backend in eager PyTorch, for any tensor on any device: `adafactor/algorithm.py` is what it runs.
 
-| file | what is in it |
-|---|---|
-| `algorithm` | Algorithms 4 and 5: one function for each line, and the walks that apply them block by block |
-| `scalars` | rates, which steps are taken, step sizes, figures; on a device for many parameters at once |
-| `vectors` | many small vectors on a device, laid end to end |
-| `blocks` | how a tensor is cut so that extra memory stays bounded |
-
-Sums are taken in an order that does not depend on the number of threads (`adafactor.core.sums`).
+`batch.py` is what surrounds the algorithm, `blocks.py` divides tensors so that extra memory stays bounded, `pack.py`
+puts small tensors end to end. Sums are taken in an order that does not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from adafactor import algorithm
 from adafactor.core import sums
-from adafactor.core.bucket import Parameter
+from adafactor.core.contract import EXACT_TYPES, Gradients, Parameter, Scale, Sums, check_finite
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import Factored
 from adafactor.core.settings import Settings
-from adafactor.core.step import Update
-from adafactor.kernels.eager import algorithm
-from adafactor.kernels.eager.scalars import Batch
-from adafactor.kernels.eager.vectors import Factors, Vectors, find_factors, find_vectors
+from adafactor.core.signals import held_back
+from adafactor.kernels.eager.batch import Batch
+from adafactor.kernels.eager.blocks import BLOCK_DEVICE
+
+SMALL = 2**16  # elements: above this a launch of its own costs little beside the work
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -32,128 +30,122 @@ def why_not(parameter: Parameter) -> str | None:
 
 
 def prepare(parameters: list[Parameter]) -> list[Executor]:
-    """On a CPU a work for each parameter, which stays in the cache from walk to walk; elsewhere one for a device."""
-    executors: list[Executor] = []
-    devices: dict[tuple[torch.device, bool], list[Parameter]] = {}
-    for parameter in parameters:
-        together = parameter.shard is not None or parameter.settings.on_nonfinite == "raise"
-        if sums.on_host(parameter.x) or parameter.overlaps:
-            executors.append(Executor([parameter], together))
-        else:
-            devices.setdefault((parameter.x.device, together), []).append(parameter)
-    return executors + [Executor(members, together) for (_, together), members in devices.items()]
+    """Let each parameter of a CPU step alone, so that it stays in the cache; those of a device go side by side."""
+    batches: dict[Any, list[Parameter]] = {}
+    for number, parameter in enumerate(parameters):
+        batches.setdefault(_batch_of(parameter) or number, []).append(parameter)
+    executors = []
+    for key, members in batches.items():
+        packed = isinstance(key, tuple) and key[-1] == "packed"
+        most = BLOCK_DEVICE // SMALL
+        executors += [Executor(members[i : i + most], packed) for i in range(0, len(members), most)]
+    return executors
+
+
+def _batch_of(p: Parameter) -> tuple[Any, ...] | None:
+    """What parameters must share to step side by side; None for one that steps alone."""
+    if sums.on_host(p.x) or p.overlaps or p.shard is not None or not p.x.numel():
+        return None
+    if any(type(t) not in EXACT_TYPES or not t.is_contiguous() for t in p.state.values()):
+        return None
+    alike = p.x.device, p.group, p.x.dtype, p.gradient.dtype, p.in_lockstep
+    if isinstance(p.factoring, Factored):
+        return (*alike, "matrices") if p.x.dim() == 2 and p.factoring.estimator == "outer" else None
+    plain = type(p.x) in EXACT_TYPES and p.gradient.type in EXACT_TYPES and p.x.is_contiguous()
+    small = plain and p.x.numel() <= SMALL and p.rounding == "nearest"
+    return (*alike, "packed") if small else None
 
 
 class Executor:
-    """Parameters that plain torch steps side by side."""
+    """Parameters that eager PyTorch steps side by side, by a generator of `algorithm.py`."""
 
-    at_once = False
-    scaling: tuple[Tensor, Tensor] | None = None  # it wants unscaled gradients
+    takes_scale = False
 
-    def __init__(self, parameters: list[Parameter], together: bool):
+    def __init__(self, parameters: list[Parameter], packed: bool):
         """Nothing is prepared before it is known which of them have a gradient."""
-        self.parameters, self.together = parameters, together
-        self.updates: list[Update] = []
-        self._present: list[int] = []
-        self._batches: list[Batch] = []
-        self._vectors: list[Vectors] = []
-        self._factors: list[Factors] = []
+        self.parameters, self.in_lockstep, self._packed = parameters, parameters[0].in_lockstep, packed
+        self.sums: list[Sums] = []
+        self._batch: Batch | None = None
+        self._phases: algorithm.Phases | None = None  # None: no gradient, or the step is not taken
+        self._norms: tuple[Any, Any] | None = None  # once they are there
 
-    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
+    def begin(
+        self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
+    ) -> None:
         """Take the gradients and compute the rates of this step."""
-        self.updates = [Update(p, g) for p, g in zip(self.parameters, grads, strict=True) if g is not None]
-        present = [i for i, g in enumerate(grads) if g is not None]
-        if present != self._present:
-            self._arrange(present)
-        for batch in self._batches:
-            members = [self.updates[i] for i in batch.places]
-            batch.begin(members, settings[members[0].parameter.group])
-        by_parameter = {u.parameter: u for u in self.updates}
-        for vectors in self._vectors:
-            vectors.begin([by_parameter[p] for p in vectors.parameters])
-        for factors in self._factors:
-            factors.begin([by_parameter[p] for p in factors.parameters])
+        members = [p for p, g in zip(self.parameters, grads, strict=True) if g is not None]
+        self._norms, self._phases = None, None
+        if self._batch is None or self._batch.parameters != members:
+            self.flush()
+            self._batch = Batch(members, self._packed) if members else None
+        if self._batch is not None:
+            s = settings[members[0].group]
+            self._batch.begin([g for g in grads if g is not None], s)
+            run = algorithm.factored_step if isinstance(members[0].factoring, Factored) else algorithm.unfactored_step
+            self._phases = run(self._batch, s)
 
     def moments(self) -> None:
-        """First walk."""
-        for vectors in self._vectors:
-            vectors.moments()
-        for u in self._walked():
-            algorithm.moments(u)
-        for factors in self._factors:
-            factors.moments()
-        for u in self._walked():
-            if not u.is_laid:
-                algorithm.means(u)
+        """Run the algorithm to its first pause."""
+        if self._batch is None or self._phases is None:
+            return
+        self._means = rows, cols = next(self._phases)
+        finite = self._batch.finite(rows, cols)
+        self.sums = [Sums(p, flag) for p, flag in zip(self._batch.parameters, finite, strict=True)]
+        if len(self.sums) == 1:
+            one, p = self.sums[0], self._batch.parameters[0]
+            one.rows, one.cols = rows, cols
+            if p.shard is not None:
+                beta2, _, w2, _ = self._batch.rates
+                one.mean_row = p.shard.mean_row(rows, p.state.get("row"), beta2, w2)
 
-    def admit(self) -> None:
-        """Decide which steps are taken."""
-        for batch in self._batches:
-            batch.admit()
-
-    def factors(self) -> None:
-        """R, C and 1/√V̂ of the steps that are taken."""
-        self.updates = [u for batch in self._batches for u in batch.taken]
-        for laid in self._factors:
-            laid.factors()
-        for u in self._factored():
-            if not u.is_laid:
-                algorithm.factors(u)
-
-    def energy(self) -> None:
-        """Second walk."""
-        for vectors in self._vectors:
-            vectors.energy()
-        for u in self._walked():
-            algorithm.energy(u)
-
-    def conclude(self) -> None:
-        """The length of each step."""
-        for batch in self._batches:
-            batch.conclude()
+    def norms(self) -> None:
+        """Run it to its second pause; where the host knows that the step is not taken, end it here."""
+        if self._batch is None or self._phases is None:
+            return
+        first, *others = self.sums
+        if first.finite is False:  # on a CPU, where it is alone
+            self._phases = None
+            return
+        self._batch.skip([one.finite for one in self.sums])
+        complete = (*self._means, None) if others else (first.rows, first.cols, first.mean_row)
+        self._norms = u2, x2 = self._phases.send(complete)
+        if not others:
+            first.u2, first.x2 = (v[0] if isinstance(v, Tensor) else v for v in (u2, x2))
 
     def apply_(self) -> None:
-        """Third walk."""
-        for vectors in self._vectors:
-            vectors.apply_()
-        for u in self._walked():
-            algorithm.apply_(u)
-        for batch in self._batches:
-            batch.advance()
+        """Run the rest."""
+        if self._norms is None:
+            self.norms()
+        if self._phases is not None and self._norms is not None:
+            first, *others = self.sums
+            try:
+                self._phases.send(self._norms if others else (_as_vector(first.u2), _as_vector(first.x2)))
+            except StopIteration:
+                return
 
     def step(self) -> None:
-        """Never called: `step.walk` leads from part to part."""
-        raise NotImplementedError
+        """Run all of it. A signal that comes meanwhile is handled at the end."""
+        with held_back():
+            self.moments()
+            check_finite(self.sums)
+            self.apply_()
 
     def end(self) -> list[Parameter]:
-        """Let go of the gradients."""
-        self.updates = []
-        for vectors in self._vectors:
-            vectors.end()
-        for factors in self._factors:
-            factors.end()
-        return [parameter for batch in self._batches for parameter in batch.end()]
+        """Let go of the gradients; count the steps that were skipped, as far as the host knows of them."""
+        skipped = [one.parameter for one in self.sums if one.finite is False]
+        for parameter in skipped:
+            parameter.metrics.skipped += 1
+        self.sums, self._phases = [], None
+        if self._batch is not None:
+            self._batch.end()
+        return skipped
 
     def flush(self) -> None:
-        """Hand the figures to the traces."""
-        for batch in self._batches:
-            batch.flush()
+        """Hand the metrics to the parameters."""
+        if self._batch is not None:
+            self._batch.flush()
 
-    def _arrange(self, present: list[int]) -> None:
-        """Put together what has the same settings; lay small vectors on a device end to end."""
-        self.flush()
-        self._present, members = present, [self.parameters[i] for i in present]
-        groups: dict[int, list[int]] = {}
-        for place, parameter in enumerate(members):
-            groups.setdefault(parameter.group, []).append(place)
-        self._batches = [Batch(places, [members[i] for i in places]) for places in groups.values()]
-        self._vectors = [found for batch in self._batches for found in find_vectors(batch, self.updates)]
-        self._factors = [found for batch in self._batches for found in find_factors(batch, self.updates)]
 
-    def _walked(self) -> list[Update]:
-        """What is walked block by block: not small vectors, and not an empty shard."""
-        return [u for u in self._factored() if u.parameter.x.numel()]
-
-    def _factored(self) -> list[Update]:
-        laid = {id(parameter) for vectors in self._vectors for parameter in vectors.parameters}
-        return [u for u in self.updates if id(u.parameter) not in laid]
+def _as_vector(value: Scalar | None) -> Scalar | None:
+    """A scalar of one parameter as the scalars of a batch: a vector of length 1 on a device."""
+    return value.reshape(1) if isinstance(value, Tensor) else value

@@ -73,17 +73,6 @@ def _why_not_whole(parameter: Parameter) -> str | None:
     return None
 
 
-def why_not_here(parameter: Parameter) -> str | None:
-    """Why `auto` should not rely on this card for a parameter like this; asked once per card and version."""
-    from adafactor.check import verdict
-    from adafactor.check.trial import Sort
-
-    s, form = parameter.settings, parameter.gradient
-    assert form is not None
-    sort = Sort(parameter.x.dtype, form.dtype, s.momentum_of if s.beta1 else None, parameter.rounding)
-    return verdict.reason(parameter.x.device, sort)
-
-
 def prepare(parameters: list[Parameter]) -> list[Executor]:
     """Make a work of all parameters of the same kind on the same device."""
     kinds: dict[tuple[Kind, torch.device, bool, bool], list[Parameter]] = {}

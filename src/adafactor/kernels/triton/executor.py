@@ -178,7 +178,7 @@ class Executor:
                 for a, b, p in zip(self.must_measure, written, self.parameters, strict=True)
             ]
         wanted = [a and b for a, b in zip(self.must_measure, self._present, strict=True)]
-        captured = self.parameters[0].trace.captured  # lasts as long as the optimizer
+        captured = self.parameters[0].metrics.captured  # lasts as long as the optimizer
         with self._on_device():
             if is_capturing(self.device) and self not in captured:
                 captured.append(self)
@@ -256,8 +256,8 @@ class Executor:
         for i, parameter in enumerate(self.parameters):
             beta2, rms_x, alpha, rms_u = (found[i, column.value - first] for column in columns)
             steps, clipped, skipped = counts[i].unbind()
-            parameter.trace.add(beta2, rms_x if parameter.measures_x else None, alpha, rms_u, clipped, steps)
-            parameter.trace.skipped = parameter.trace.skipped + skipped
+            parameter.metrics.add(beta2, rms_x if parameter.measures_x else None, alpha, rms_u, clipped, steps)
+            parameter.metrics.skipped = parameter.metrics.skipped + skipped
 
     # ---- inside
 

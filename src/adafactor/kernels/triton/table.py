@@ -13,7 +13,7 @@ from torch import Tensor
 from adafactor.core.bucket import Parameter
 from adafactor.core.factoring import statistics_dtype
 from adafactor.core.rounding import roots
-from adafactor.kernels.eager.blocks import shrink_of
+from adafactor.core.sums import shrink_of
 from adafactor.kernels.memory_order import MemoryOrder, flat_order, numbering
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.cut import BLOCK, LINE, PIECE, SHARE, WHOLE_UNIT, Cut, checked, cut

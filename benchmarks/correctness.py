@@ -1,5 +1,6 @@
-"""What each contender says that it computes, in float64 and as plainly as possible.
+"""Is a contender's update the one that its own formula says? Nobody is to be fast by being wrong.
 
+What each says that it computes is here in float64 and as plainly as possible.
 A formula takes X₀ and the gradients G₁ … G_T (NumPy arrays) to X_T. `unit` is the machine epsilon of the dtype that
 the contender runs in, which one of them builds into its update. Written from the papers and from each
 implementation's documentation; nothing is shared with the contenders, ours included.
@@ -12,6 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from benchmarks.contenders import DTYPES, Contender
+from benchmarks.results import Checked
+
+# A vector, a tall and a wide matrix, two convolutions, and both matrices again where optax begins to factor.
+SHAPES = [(7,), (40, 24), (24, 40), (32, 20, 3, 3), (3, 5, 20, 18), (144, 130), (130, 144)]
+# Gradients that grow, so that clipping acts, and that shrink, so that clipping where none is due shows.
+SIZES = [1.0, 3.0, 0.1, 2.0, 0.5]
+# Largest deviation allowed, relative to the distance travelled: what rounding leaves, far below any mistake.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 Array = Any  # numpy.ndarray of float64; only its methods are used, so NumPy itself is not imported
 Formula = Callable[[Array, Sequence[Array], float], Array]
 
@@ -137,3 +149,53 @@ def factored_axes(shape: tuple[int, ...], rule: str, least: int) -> tuple[int, i
         if min(shape[row], shape[col]) >= least:
             return row, col
     return None
+
+
+FORMULAS: dict[str, Formula] = {
+    "sgd": SGD(),
+    **dict.fromkeys(("adamw-fused", "adamw-foreach", "adamw-loop"), AdamW()),
+    **dict.fromkeys(("torch-loop", "torch-foreach"), TorchFactored()),
+    "transformers": Factored("last"),
+    "timm": Factored("channels", 17),
+    "timm-bv": Factored("largest", 16, rsqrt=False, relative=False, cap=0.999),
+    "pytorch-optimizer": Factored("last", cap=0.999),
+    "optax": Factored("largest", 128),
+    **dict.fromkeys(("eager", "cpu", "triton", "cpu-stochastic", "triton-stochastic"), Factored()),
+    **dict.fromkeys(("cpu-momentum", "triton-momentum"), Factored(beta1=0.9)),
+}
+
+
+def check(contender: Contender, dtype: str, device: torch.device | None = None) -> Checked:
+    """Take five steps on a few shapes and compare each parameter with the formula in float64."""
+    formula = FORMULAS.get(contender.key)
+    if formula is None:
+        return Checked(contender.key, dtype, None, None)
+    kind = DTYPES[dtype]
+    generator = torch.Generator().manual_seed(0)
+    # in bfloat16 from zero: elsewhere the rounding of X alone would hide the update
+    start = [torch.randn(s, generator=generator).mul(0.1 if dtype == "float32" else 0.0) for s in SHAPES]
+    grads = [[_gradient(shape, size, generator).to(kind) for shape in SHAPES] for size in SIZES]
+    params = [torch.nn.Parameter(x.to(device, kind, copy=True)) for x in start]
+    runner = None
+    for step in grads:
+        for p, g in zip(params, step, strict=True):
+            p.grad = g.to(device, copy=True)
+        runner = runner or contender.make(params)
+        runner.read_gradients()
+        runner.step()
+    assert runner is not None
+    error = 0.0
+    for i, x in enumerate(runner.values()):
+        x0 = start[i].to(kind).double()
+        history = [step[i].double().numpy() for step in grads]
+        exact = torch.from_numpy(formula(x0.numpy(), history, torch.finfo(kind).eps))
+        deviation = (x.double().cpu() - exact).abs().max() / (exact - x0).abs().max()
+        error = max(error, float(deviation.nan_to_num(float("inf"))))
+    return Checked(contender.key, dtype, error, error <= TOLERANCE[dtype])
+
+
+def _gradient(shape: tuple[int, ...], size: float, generator: torch.Generator) -> torch.Tensor:
+    """Rows of different sizes: a factor that is dropped or taken along the wrong axis shows."""
+    rows = torch.arange(1, shape[0] + 1).sqrt().reshape(-1, *[1] * (len(shape) - 1))
+    columns = torch.arange(1, shape[-1] + 1).rsqrt()
+    return 1e-2 * size * rows * columns * torch.randn(shape, generator=generator)

@@ -1,4 +1,4 @@
-"""One adapter per optimizer: how it is made, and the formula that it claims."""
+"""One adapter per optimizer: how it is made, stepped and read. `correctness.py` has the formula that it claims."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adafactor.bench import formulas
-from adafactor.bench.formulas import Formula
+from adafactor import Adafactor
 
 Parameters = list[torch.nn.Parameter]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PIECE = 1 << 20  # numbers that the trivial loops take at once, at least: then calls cost nothing
 
 
 class Runner(Protocol):
@@ -46,12 +46,11 @@ class Contender:
 
     key: str  # what `--contender` takes
     label: str
-    role: str  # "baseline", "peer" (another Adafactor), "ours" or "own" (the user's)
+    role: str  # "baseline", "peer" (another Adafactor), "ours", "floor" or "own" (the user's)
     make: Callable[[Parameters], Runner]
-    formula: Formula | None = None
     packages: tuple[str, ...] = ()  # whose versions belong to the result
     dtypes: tuple[str, ...] = ("float32",)  # in which it is measured unless the user says otherwise
-    momentum: bool = False
+    floor: str | None = None  # the contender that moves the same bytes and does nothing else
     devices: tuple[str, ...] = ("cpu", "cuda", "xpu")  # types of devices that it can step on
 
     @property
@@ -117,6 +116,45 @@ class JaxRunner:
         return sum(int(leaf.nbytes) for leaf in self.jax.tree.leaves(self.state))
 
 
+class FloorRunner:
+    """The bytes that any Adafactor step must move, in loops that do nothing else: the least time of a step.
+
+    The size of a step depends on sums over all of a tensor, so there are two passes over each: G is read, then G and X
+    are read and X is written; so is a momentum in float32. What the second pass finds in a cache is found here, too.
+    Vectors count for nothing, and RMS(X) is taken as known from the last step.
+    """
+
+    def __init__(self, params: Parameters, momentum: bool):
+        """Make buffers of the parameters' bytes, cut where tensors end; small tensors are taken together."""
+        self.pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        words = count = 0  # of four bytes, whatever the dtype; numbers
+        for number, p in enumerate(params, start=1):
+            words, count = words + p.nbytes // 4, count + p.numel()
+            if words >= PIECE or number == len(params):
+                x, g = (torch.ones(words, device=p.device) for _ in range(2))
+                self.pieces.append((x, g, torch.ones(count, device=p.device) if momentum else None))
+                words = count = 0
+
+    def read_gradients(self) -> None:
+        """There is nothing to take over: no value matters."""
+
+    def step(self) -> None:
+        """Read and write."""
+        for x, g, m in self.pieces:
+            g.sum()
+            x.add_(g, alpha=1e-3)
+            if m is not None:
+                m.mul_(0.999)
+
+    def values(self) -> list[Tensor]:
+        """Return the buffers that are written to."""
+        return [x for x, _, _ in self.pieces]
+
+    def state_bytes(self) -> int:
+        """Return 0: it is no optimizer."""
+        return 0
+
+
 def _module(name: str) -> Any:
     """A peer's module; what it warns about while it is imported is nothing that we or the user can change."""
     with warnings.catch_warnings():
@@ -143,12 +181,40 @@ def _torch(name: str, **keywords: Any) -> Callable[[Parameters], Runner]:
 
 
 def _ours(backend: str, **keywords: Any) -> Callable[[Parameters], Runner]:
-    def make(params: Parameters) -> Runner:
-        from adafactor import Adafactor
+    return lambda params: TorchRunner(params, Adafactor(params, backend=backend, **keywords))
 
-        return TorchRunner(params, Adafactor(params, backend=backend, **keywords))
 
-    return make
+def _compiled(backend: str, package: str, devices: tuple[str, ...]) -> list[Contender]:
+    """Ours in the three ways that people run it: without and with momentum, and in bfloat16 rounded stochastically."""
+    name, packages = f"adafactor, {backend}", (package,)
+    momentum, stochastic = _ours(backend, beta1=0.9), _ours(backend, rounding="stochastic")
+    return [
+        Contender(backend, name, "ours", _ours(backend), packages, BOTH, "floor", devices),
+        Contender(
+            f"{backend}-momentum",
+            f"{name}, momentum",
+            "ours",
+            momentum,
+            packages,
+            ("float32",),
+            "floor-momentum",
+            devices,
+        ),
+        Contender(
+            f"{backend}-stochastic",
+            f"{name}, stochastic",
+            "ours",
+            stochastic,
+            packages,
+            ("bfloat16",),
+            "floor",
+            devices,
+        ),
+    ]
+
+
+def _floor(momentum: bool) -> Callable[[Parameters], Runner]:
+    return lambda params: FloorRunner(params, momentum)
 
 
 def _transformers(params: Parameters) -> Runner:
@@ -176,117 +242,28 @@ def _optax(params: Parameters) -> Runner:
     return JaxRunner(params, optax.adafactor(schedule))
 
 
-BOTH = ("float32", "bfloat16")
-CPU, GPU = ("cpu",), ("cuda", "xpu")
+BOTH, CPU, GPU = ("float32", "bfloat16"), ("cpu",), ("cuda", "xpu")
 CONTENDERS = {
     contender.key: contender
     for contender in (
-        Contender("sgd", "torch.optim.SGD", "baseline", _torch("SGD", lr=1e-2), formulas.SGD()),
+        Contender("sgd", "torch.optim.SGD", "baseline", _torch("SGD", lr=1e-2)),
+        Contender("adamw-fused", "torch.optim.AdamW, fused", "baseline", _torch("AdamW", fused=True), dtypes=BOTH),
+        Contender("adamw-foreach", "torch.optim.AdamW, foreach", "baseline", _torch("AdamW", foreach=True)),
+        Contender("adamw-loop", "torch.optim.AdamW, loop", "baseline", _torch("AdamW", foreach=False)),
+        Contender("torch-loop", "torch.optim.Adafactor, loop", "peer", _torch("Adafactor", foreach=False)),
+        Contender("torch-foreach", "torch.optim.Adafactor, foreach", "peer", _torch("Adafactor", foreach=True)),
+        Contender("transformers", "transformers' Adafactor", "peer", _transformers, ("transformers",)),
+        Contender("timm", "timm's Adafactor", "peer", _timm_adafactor, ("timm",)),
+        Contender("timm-bv", "timm's AdafactorBigVision", "peer", _timm_big_vision, ("timm",)),
         Contender(
-            "adamw-fused",
-            "torch.optim.AdamW, fused",
-            "baseline",
-            _torch("AdamW", fused=True),
-            formulas.AdamW(),
-            dtypes=BOTH,
-            momentum=True,
+            "pytorch-optimizer", "pytorch_optimizer's AdaFactor", "peer", _pytorch_optimizer, ("pytorch_optimizer",)
         ),
-        Contender(
-            "adamw-foreach",
-            "torch.optim.AdamW, foreach",
-            "baseline",
-            _torch("AdamW", foreach=True),
-            formulas.AdamW(),
-            momentum=True,
-        ),
-        Contender(
-            "adamw-loop",
-            "torch.optim.AdamW, loop",
-            "baseline",
-            _torch("AdamW", foreach=False),
-            formulas.AdamW(),
-            momentum=True,
-        ),
-        Contender(
-            "torch-loop",
-            "torch.optim.Adafactor, loop",
-            "peer",
-            _torch("Adafactor", foreach=False),
-            formulas.TorchFactored(),
-        ),
-        Contender(
-            "torch-foreach",
-            "torch.optim.Adafactor, foreach",
-            "peer",
-            _torch("Adafactor", foreach=True),
-            formulas.TorchFactored(),
-        ),
-        Contender(
-            "transformers",
-            "transformers' Adafactor",
-            "peer",
-            _transformers,
-            formulas.Factored("last"),
-            ("transformers",),
-        ),
-        Contender("timm", "timm's Adafactor", "peer", _timm_adafactor, formulas.Factored("channels", 17), ("timm",)),
-        Contender(
-            "timm-bv",
-            "timm's AdafactorBigVision",
-            "peer",
-            _timm_big_vision,
-            formulas.Factored("largest", 16, rsqrt=False, relative=False, cap=0.999),
-            ("timm",),
-        ),
-        Contender(
-            "pytorch-optimizer",
-            "pytorch_optimizer's AdaFactor",
-            "peer",
-            _pytorch_optimizer,
-            formulas.Factored("last", cap=0.999),
-            ("pytorch_optimizer",),
-        ),
-        Contender(
-            "optax",
-            "optax.adafactor under jit",
-            "peer",
-            _optax,
-            formulas.Factored("largest", 128),
-            ("optax", "jax"),
-            devices=CPU,
-        ),
-        Contender("eager", "adafactor, eager", "ours", _ours("eager"), formulas.Factored()),
-        Contender("cpu", "adafactor, cpu", "ours", _ours("cpu"), formulas.Factored(), ("numba",), BOTH, devices=CPU),
-        Contender(
-            "cpu-momentum",
-            "adafactor, cpu, momentum",
-            "ours",
-            _ours("cpu", beta1=0.9),
-            formulas.Factored(beta1=0.9),
-            ("numba",),
-            momentum=True,
-            devices=CPU,
-        ),
-        Contender(
-            "triton",
-            "adafactor, triton",
-            "ours",
-            _ours("triton"),
-            formulas.Factored(),
-            ("triton",),
-            BOTH,
-            devices=GPU,
-        ),
-        Contender(
-            "triton-momentum",
-            "adafactor, triton, momentum",
-            "ours",
-            _ours("triton", beta1=0.9),
-            formulas.Factored(beta1=0.9),
-            ("triton",),
-            momentum=True,
-            devices=GPU,
-        ),
+        Contender("optax", "optax.adafactor under jit", "peer", _optax, ("optax", "jax"), devices=CPU),
+        Contender("floor", "the same bytes in trivial loops", "floor", _floor(momentum=False), dtypes=BOTH),
+        Contender("floor-momentum", "the same bytes in trivial loops, momentum", "floor", _floor(momentum=True)),
+        Contender("eager", "adafactor, eager", "ours", _ours("eager"), floor="floor"),
+        *_compiled("cpu", "numba", CPU),
+        *_compiled("triton", "triton", GPU),
     )
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from adafactor.planning.models import Shape, bert, build, gpt2, require_shapes, resnet50
+from adafactor.planning.models import Shape, bert, build, gpt2, require_shapes, resnet50, transformer
 
 LARGE = 30_000_000  # parameters from which a step cannot live in a cache
 
@@ -40,6 +40,16 @@ SUITES = {
         Suite("tiny", "four tensors, to try the benchmark itself", ((64, 48), (48,), (32, 16, 3, 3), (8, 8))),
     )
 }
+# What a parameter costs, from a million to a billion: layers and width of a GPT-2-like stack with so many parameters.
+SIZES = {
+    "1M": (4, 144),
+    "3M": (6, 208),
+    "10M": (8, 320),
+    "30M": (8, 560),
+    "100M": (12, 832),
+    "300M": (16, 1248),
+    "1B": (24, 1856),
+}
 DEFAULT = ("bert", "gpt2", "llama", "embedding", "convolutions")
 
 
@@ -48,6 +58,14 @@ def find(name: str) -> Suite:
     if name not in SUITES:
         raise ValueError(f"unknown suite {name!r}; there are {', '.join(SUITES)}")
     return SUITES[name]
+
+
+def stack(name: str) -> Suite:
+    """The stack of that size."""
+    if name not in SIZES:
+        raise ValueError(f"unknown size {name!r}; there are {', '.join(SIZES)}")
+    layers, width = SIZES[name]
+    return Suite(name, f"{layers} layers of width {width}", tuple(transformer(layers, width)))
 
 
 def of_model(reference: str) -> Suite:

@@ -1,0 +1,418 @@
+"""Does the step in Triton do on this card what eager PyTorch does there? Small tensors, made up for it, tell.
+
+A *variant* is what kernels are compiled for: the dtypes of X and G, what momentum averages, how X is rounded. For each
+of them every setting takes a few steps with tensors of every shape and order in memory, side by side:
+
+| what | must be |
+|---|---|
+| Triton against `eager` on the same device | as near as rounding leaves it |
+| Triton once more | the same bits |
+| a gradient with a NaN or an infinity | X and state untouched, to the bit |
+| replayed from a CUDA graph, lr and gradients changing | the same bits as without a graph |
+| gradients scaled as GradScaler does | the same bits; nothing changes where it found an infinity |
+
+It has tensors and random numbers of its own: nothing of a model, and no generator of torch's, is touched.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adafactor.core.rounding import SIXTEEN_BIT
+
+Make = Callable[..., Optimizer]  # makes an optimizer of parameters, `backend` and keywords
+STEPS = 3
+GRAPH, HAS_GRAPHS = "captured in a graph", ("cuda",)
+# Largest deviation of X from `eager`, relative to the distance travelled: what rounding leaves, far below any mistake.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 1e-4, torch.float16: 1e-4}
+PASSES = {"row": "first pass", "col": "reduction of the columns"}  # where a number is computed; others in the last pass
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What kernels are compiled for, but for how tensors lie in memory."""
+
+    x: torch.dtype = torch.float32
+    g: torch.dtype = torch.float32
+    momentum_of: str | None = None
+    rounding: str = "nearest"
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The optimizer's keywords."""
+        momentum = {"beta1": 0.9, "momentum_of": self.momentum_of} if self.momentum_of else {}
+        return {"rounding": self.rounding, **momentum}
+
+    def __str__(self) -> str:
+        """Name it as people do."""
+        words = [_name(self.x)]
+        if self.g != self.x:
+            words.append(f"{_name(self.g)} gradients")
+        if self.rounding != "nearest":
+            words.append(f"{self.rounding} rounding")
+        if self.momentum_of:
+            words.append(f"momentum of the {self.momentum_of}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's shape and how it lies in memory."""
+
+    shape: tuple[int, ...]
+    storage: str = ""  # "transposed", "channels last"
+
+    def __str__(self) -> str:
+        """Name it as people do."""
+        return " ".join(["×".join(map(str, self.shape)) or "a scalar", self.storage]).strip()
+
+    def copy(self, values: Tensor) -> Tensor:
+        """Copy values to memory of their own, in this order."""
+        if self.storage == "transposed":
+            return values.t().clone(memory_format=torch.contiguous_format).t()
+        channels = self.storage == "channels last"
+        return values.clone(memory_format=torch.channels_last if channels else torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Keywords that need no kernels of their own."""
+
+    name: str
+    keywords: dict[str, Any] = field(default_factory=dict)
+    bad_gradients: bool = False
+
+    def __str__(self) -> str:
+        """Name it."""
+        return self.name
+
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+VARIANTS = (
+    Variant(),
+    Variant(momentum_of="update"),
+    Variant(momentum_of="gradient"),
+    Variant(BF16, BF16),
+    Variant(BF16, BF16, None, "stochastic"),
+    Variant(BF16, BF16, "update", "kahan"),
+    Variant(BF16, FP32, "gradient", "stochastic"),
+    Variant(FP16, FP16, "update", "stochastic"),
+    Variant(FP64, FP64),
+)
+SETTINGS = (
+    Setting("default"),
+    Setting("row means", {"factored": "row"}),
+    Setting("column means", {"factored": "column"}),
+    Setting("unfactored", {"factored": False}),
+    Setting("absolute steps, weight decay", {"relative": False, "lr": 1e-3, "lr_decay": None, "weight_decay": 0.1}),
+    Setting("no clipping, constant beta2", {"clip": None, "beta2": 0.99}),
+    Setting("maximize", {"maximize": True, "eps": (1e-8, 1e-2)}),
+    Setting("gradients with NaN and infinity", bad_gradients=True),
+)
+TENSORS = (
+    TensorSpec((256, 512)),
+    TensorSpec((129, 77)),
+    TensorSpec((1000, 48)),
+    TensorSpec((24, 9001)),
+    TensorSpec((16, 16384)),
+    TensorSpec((5, 17000)),
+    TensorSpec((3, 40, 72)),
+    TensorSpec((32, 16, 3, 3)),
+    TensorSpec((32, 16, 3, 3), "channels last"),
+    TensorSpec((96, 200), "transposed"),
+    TensorSpec((77, 33), "transposed"),
+    TensorSpec((4096,)),
+    TensorSpec((1001,)),
+    TensorSpec((1,)),
+    TensorSpec(()),
+)
+
+
+class Difference(NamedTuple):
+    """A tensor that is not what it should be."""
+
+    tensor: TensorSpec
+    what: str
+    where: str = ""  # the first wrong element, and what computes it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    variant: Variant
+    setting: str
+    what: str
+    tensor: str = ""  # of a difference
+    details: str = ""  # for whoever has to mend it: the first wrong element, or where an exception comes from
+    is_exception: bool = False  # no difference in a comparison, so the reason may pass: a full disk, no compiler yet
+
+    @property
+    def raises(self) -> bool:
+        """Whether whoever is affected gets an exception: nobody but who captures a graph needs to care."""
+        return self.is_exception and self.setting == GRAPH
+
+    def __str__(self) -> str:
+        """Say it in one sentence without its full stop."""
+        return ": ".join(filter(None, [f"{self.variant}, {self.setting}", self.tensor, self.what]))
+
+
+def examine(
+    make: Make,
+    device: torch.device,
+    variant: Variant,
+    tensors: Sequence[TensorSpec] = TENSORS,
+    settings: Sequence[Setting] = SETTINGS,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Finding]:
+    """Find everything that is wrong with one variant of the kernels on a device.
+
+    Args:
+        make: the optimizer's class.
+        device: of a GPU; the CPU, in Triton's interpreter.
+        variant: what the kernels are compiled for.
+        tensors: what to step, all at once.
+        settings: how to step them, one after the other.
+        tell: is called with what comes next.
+    """
+    data = Data.make(make, device, variant, tensors)
+    tests: list[tuple[str, Callable[[], Iterator[Difference]]]] = []
+    for setting in settings:
+        tests.append((setting.name, lambda setting=setting: _compare(data, setting)))  # type: ignore[misc]
+    tests.append(("GradScaler", lambda: _scale(data)))
+    if device.type in HAS_GRAPHS:
+        tests.append((GRAPH, lambda: _replay(data)))
+    findings = []
+    for name, test in tests:
+        tell(f"{variant}: {name}")
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # eager PyTorch on a CPU warns of gradients that are skipped
+                findings += [Finding(variant, name, what, str(tensor), where) for tensor, what, where in test()]
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the kernels
+        except Exception as problem:  # whatever the compiler or the driver raises: it does not work here
+            first = next(iter(str(problem).splitlines()), "")
+            text = "".join(traceback.format_exception(problem, limit=-6)).strip()
+            findings.append(
+                Finding(variant, name, f"{type(problem).__name__}: {first}", details=text, is_exception=True)
+            )
+    return findings
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the parameters start, their gradients in each step, and what makes an optimizer of them."""
+
+    optimizer: Make
+    variant: Variant
+    tensors: Sequence[TensorSpec]
+    start: list[Tensor]
+    grads: list[list[Tensor]]
+
+    @classmethod
+    def make(cls, optimizer: Make, device: torch.device, variant: Variant, tensors: Sequence[TensorSpec]) -> Data:
+        """Make gradients of uneven size over rows, columns and time, on the host and with a generator of their own."""
+        generator = torch.Generator("cpu").manual_seed(20180411)
+
+        def normal(shape: Sequence[int]) -> Tensor:
+            return torch.empty(tuple(shape), dtype=FP32, device="cpu").normal_(generator=generator)
+
+        start, grads = [], []
+        for spec in tensors:
+            start.append(spec.copy(normal(spec.shape).mul(0.05).to(device, variant.x)))
+            scale = torch.ones(spec.shape, device="cpu", dtype=FP32)
+            for axis, size in enumerate(spec.shape):
+                scale = scale * normal([size]).mul(0.5).exp().reshape([-1] + [1] * (len(spec.shape) - axis - 1))
+            sizes = (1.0, 3.0, 0.2)
+            steps = [(normal(spec.shape) * scale * size).to(device, variant.g) for size in sizes[:STEPS]]
+            grads.append([spec.copy(g) for g in steps])
+        return cls(optimizer, variant, tensors, start, [list(step) for step in zip(*grads, strict=True)])
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of it is."""
+        return self.start[0].device
+
+
+class Training:
+    """Parameters, and the optimizer that steps them with one backend."""
+
+    def __init__(self, data: Data, backend: str, **keywords: Any):
+        """Copy the start; gradients stay where they are from step to step."""
+        self.params = [torch.nn.Parameter(spec.copy(x)) for spec, x in zip(data.tensors, data.start, strict=True)]
+        for p, g in zip(self.params, data.grads[0], strict=True):
+            if g.dtype != p.dtype:
+                p.grad_dtype = None
+            p.grad = torch.empty_like(g).copy_(g)
+        self.optimizer = data.optimizer(self.params, backend=backend, **{**data.variant.keywords, **keywords})
+
+    def set_gradients(self, grads: Sequence[Tensor], scale: float = 1.0) -> None:
+        """Write gradients where the last ones are."""
+        for p, g in zip(self.params, grads, strict=True):
+            assert p.grad is not None
+            torch.mul(g, scale, out=p.grad)
+
+    def step(self, grads: Sequence[Tensor], scale: float = 1.0) -> None:
+        """Take one step with these gradients."""
+        self.set_gradients(grads, scale)
+        self.optimizer.step()
+
+    def snapshot(self) -> list[dict[str, Tensor]]:
+        """Copy all that a step may write to, for each parameter."""
+        every = [{"X": p, **self.optimizer.state[p]} for p in self.params]
+        return [{name: t.detach().clone() for name, t in one.items() if isinstance(t, Tensor)} for one in every]
+
+
+def _compare(data: Data, setting: Setting) -> Iterator[Difference]:
+    """Compare Triton with eager PyTorch, and with itself."""
+    ours, again, eager = (Training(data, name, **setting.keywords) for name in ("triton", "triton", "eager"))
+    travelled = [0.0] * len(data.tensors)
+    before = eager.snapshot()
+    for number, grads in enumerate(data.grads):
+        bad = setting.bad_gradients and number == 1
+        gradients = _spoil(grads) if bad else list(grads)
+        untouched = ours.snapshot() if bad else []
+        for training in (ours, again, eager):
+            training.step(gradients)
+        if bad:
+            yield from _changes(data.tensors, untouched, ours.snapshot(), which=_is_spoiled)
+        now = eager.snapshot()
+        for i, (a, b) in enumerate(zip(before, now, strict=True)):
+            travelled[i] += float((b["X"].double() - a["X"].double()).abs().max())
+        before = now
+    after = ours.snapshot()
+    for spec, a, b, distance in zip(data.tensors, after, before, travelled, strict=True):
+        if wrong := _deviation(a, b, distance):
+            yield Difference(spec, *wrong)
+    yield from _changes(data.tensors, after, again.snapshot(), " from one run to the next")
+
+
+def _scale(data: Data) -> Iterator[Difference]:
+    """Do what GradScaler leaves to the optimizer: scaled gradients, and whether one of them was infinite."""
+    scale = 1.0 if data.variant.g == FP16 else 1024.0  # a power of two; float16 has no range for it
+    ours, unscaled = Training(data, "triton"), Training(data, "triton")
+
+    def step(number: int, infinite: bool) -> None:
+        optimizer: Any = ours.optimizer
+        optimizer.grad_scale = torch.full((), scale, dtype=FP32, device=data.device)
+        optimizer.found_inf = torch.full((), float(infinite), dtype=FP32, device=data.device)
+        try:
+            ours.step(data.grads[number], scale)
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
+    step(0, infinite=False)
+    unscaled.step(data.grads[0])
+    yield from _changes(data.tensors, unscaled.snapshot(), ours.snapshot(), " when gradients are scaled")
+    before = ours.snapshot()
+    step(1, infinite=True)
+    yield from _changes(data.tensors, before, ours.snapshot(), " though an infinity was found")
+
+
+def _replay(data: Data) -> Iterator[Difference]:
+    """Replay one step in a CUDA graph with other rates and gradients, beside the same steps without a graph."""
+    rates = [torch.full((), 1e-2, dtype=FP32, device=data.device) for _ in range(2)]
+    ours, uncaptured = (Training(data, "triton", lr=lr, lr_decay=None) for lr in rates)
+    aside, graph = torch.cuda.Stream(data.device), torch.cuda.CUDAGraph()
+    with torch.cuda.device(data.device):
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            ours.step(data.grads[0])
+        torch.cuda.current_stream().wait_stream(aside)
+        uncaptured.step(data.grads[0])
+        # other threads, which may load data, are free to call what a capture forbids
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            ours.optimizer.step()
+        for number, grads in enumerate(data.grads):
+            for lr in rates:
+                lr.fill_(1e-2 / (number + 2))
+            ours.set_gradients(grads)
+            graph.replay()
+            uncaptured.step(grads)
+        torch.cuda.current_stream().synchronize()
+    yield from _changes(data.tensors, uncaptured.snapshot(), ours.snapshot(), " when replayed")
+
+
+def _is_spoiled(number: int) -> bool:
+    return number % 2 == 0
+
+
+def _spoil(grads: Sequence[Tensor]) -> list[Tensor]:
+    """Copy gradients, every other with a NaN at its end or an infinity in the middle."""
+    copies = [g.clone() for g in grads]
+    for i, g in enumerate(copies):
+        if _is_spoiled(i):
+            at = [n - 1 if i % 4 else n // 2 for n in g.shape]
+            g[tuple(at)] = math.nan if i % 4 else math.inf
+    return copies
+
+
+def _changes(
+    tensors: Sequence[TensorSpec],
+    expected: list[dict[str, Tensor]],
+    actual: list[dict[str, Tensor]],
+    when: str = "",
+    which: Callable[[int], bool] = lambda number: True,
+) -> Iterator[Difference]:
+    """Find what is not the same to the bit; at most one difference for a tensor."""
+    for i, (spec, a, b) in enumerate(zip(tensors, expected, actual, strict=True)):
+        wrong = {name: _bits(a[name]) != _bits(b[name]) for name in a if which(i)}
+        names = [name for name, elements in wrong.items() if bool(elements.any())]
+        if names:
+            first = _first_wrong(names[0], wrong[names[0]], b[names[0]], a[names[0]])
+            yield Difference(spec, f"{' and '.join(names)} changed{when}", first)
+
+
+def _bits(t: Tensor) -> Tensor:
+    """View numbers as integers: NaN is equal to itself, and the zeros differ."""
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return t.contiguous().view(kinds[t.itemsize]) if t.is_floating_point() else t
+
+
+def _deviation(ours: dict[str, Tensor], eager: dict[str, Tensor], distance: float) -> tuple[str, str] | None:
+    """Say how X or the state differs by more than rounding leaves, and where; None if it does not."""
+    x, limit = eager["X"], TOLERANCE[eager["X"].dtype]
+    if not torch.equal(ours["step"], eager["step"]):
+        return f"t is {float(ours['step']):g}, not {float(eager['step']):g}", ""
+    error = (ours["X"].double() - x.double()).abs()
+    too_far = ~(error <= limit * distance)  # also where it is NaN
+    if x.dtype in SIXTEEN_BIT:
+        # a number between two of the type's, near the border, may be rounded either way: seldom, and to a neighbour
+        unit = torch.finfo(x.dtype).eps * (x.double().abs() + torch.finfo(x.dtype).tiny)
+        if int(too_far.sum()) <= 2 + x.numel() // 200:
+            too_far &= ~(error <= (STEPS + 0.01) * unit)
+    if bool(too_far.any()):
+        worst = float(error.nan_to_num(nan=math.inf).max()) / max(distance, 1e-300)
+        what = f"X is off by {worst:.0e} of the distance travelled, in {int(too_far.sum())} of {x.numel()} elements"
+        return what, _first_wrong("X", too_far, ours["X"], x)
+    for name in ("row", "col", "full", "momentum"):
+        if name in eager:
+            a, b = ours[name].double(), eager[name].double()
+            size = b.abs().max() if name == "momentum" else b.abs()
+            too_far = ~((a - b).abs() <= 2 * limit * size)
+            if bool(too_far.any()):
+                worst = float(((a - b).abs() / size).nan_to_num(nan=math.inf).max())
+                return f"state {name!r} is off by {worst:.0e}", _first_wrong(name, too_far, a, b)
+    return None
+
+
+def _first_wrong(name: str, wrong: Tensor, actual: Tensor, expected: Tensor) -> str:
+    """Name the first wrong element, both numbers, and the pass that computes it."""
+    place = tuple(wrong.nonzero()[0].tolist())
+    index = f"{name}[{', '.join(map(str, place))}]" if place else name
+    computed = PASSES.get(name, "last pass")
+    return f"{index} is {actual[place].item():.9g}, not {expected[place].item():.9g}; computed in the {computed}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,216 @@
+"""What crosses between the step, the kernels and the ranks: a parameter, its sums, and the verbs of a backend.
+
+A backend is a module with two functions: `why_not(parameter)` says what is in the way of a parameter, and
+`prepare(parameters)` makes *executors* of those that it can step. An executor is prepared once and takes many steps:
+
+| verb | reads | leaves |
+|---|---|---|
+| `begin` | gradients, settings, t | β̂₂ₜ, ρₜ |
+| `moments` | G | `sums`: row and column means of G² + ε₁, and whether G² is finite |
+| `norms` | completed means | Rₜ, Cₜ, V̂ₜ, and in `sums` ΣU² and ΣX²; only where other ranks add theirs |
+| `apply_` | completed sums | everything that is left: Rₜ, Cₜ, V̂ₜ, Xₜ, t |
+| `step` | G | all of it in one call, where nothing happens in between |
+| `end` | | the parameters that were skipped; lets go of the gradients |
+| `flush` | | the metrics behind `report()` |
+
+Nothing of X or the state changes before `moments` has returned. Where a parameter is sharded, X, G and the state are
+this rank's shard, and `factoring` and the sums' divisors are those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from adafactor.core.equations import Scalar
+from adafactor.core.factoring import Factoring, statistics_dtype
+from adafactor.core.record import StepMetrics
+from adafactor.core.rounding import SIXTEEN_BIT
+from adafactor.core.settings import Settings
+
+Gradients = list[Tensor | None]  # one entry for each parameter; None where it has none this time
+Scale = tuple[Tensor, Tensor]  # a GradScaler's scale and found_inf
+EXACT_TYPES = {Tensor, torch.nn.Parameter}  # whose `data_ptr()` can be trusted; a subclass may have no storage
+
+
+class Form(NamedTuple):
+    """What of a gradient must stay so that it need not be looked at again."""
+
+    type: type
+    meta: tuple[torch.layout, torch.dtype, torch.device, torch.Size]
+    is_negative: bool
+    is_zero: bool
+    stride: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The gradient's dtype."""
+        return self.meta[1]
+
+
+class Shard(Protocol):
+    """This rank's part of a parameter; `distributed/reductions.py` has the real one."""
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where the part begins in the whole."""
+
+    def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
+        """This rank's part of mean(Rₜ), of means of G² and Rₜ₋₁; None where a rank has R whole."""
+
+
+@dataclass(eq=False)
+class Parameter:
+    """What lasts of one parameter from step to step.
+
+    `settings` are those of its group when the bucket was made. They all still hold but the rates, which every step is
+    given anew.
+    """
+
+    p: Tensor  # as it stands in its group
+    x: Tensor  # any strides, any floating dtype; this rank's part where it is sharded
+    state: dict[str, Tensor]  # likewise
+    factoring: Factoring  # of the whole
+    settings: Settings
+    group: int
+    name: str
+    number: int  # its place among all parameters, for the random numbers of stochastic rounding
+    metrics: StepMetrics
+    shard: Shard | None = None
+    form: Form | None = None  # of its last gradient; None: it never had one
+    overlaps: bool = False  # its memory is also another parameter's
+
+    @property
+    def gradient(self) -> Form:
+        """The form of its last gradient; a backend is asked only about parameters that had one."""
+        assert self.form is not None
+        return self.form
+
+    @property
+    def offset(self) -> tuple[int, ...] | None:
+        """Where this rank's part begins in the whole; None: it is the whole."""
+        return None if self.shard is None else self.shard.place
+
+    @cached_property
+    def rounding(self) -> str:
+        """How X is rounded: what the settings say, if it has 16 bits."""
+        return self.settings.rounding if self.x.dtype in SIXTEEN_BIT else "nearest"
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether something happens between its phases: sums of other ranks are added, or a bad gradient raises."""
+        return self.shard is not None or self.settings.on_nonfinite == "raise"
+
+    @property
+    def measures_x(self) -> bool:
+        """Whether ΣX² is wanted before X is written; of a shard it cannot be asked for later."""
+        return self.settings.relative or self.shard is not None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape; of the whole, where it is sharded."""
+        return self.factoring.shape
+
+
+@dataclass(eq=False)
+class Sums:
+    """The sums of one parameter in one step: all that other ranks have a share in.
+
+    The tensors may be views of an executor's own memory: whoever completes a sum writes into it.
+    """
+
+    parameter: Parameter
+    finite: Tensor | bool = True  # G² has no NaN and no infinity
+    rows: Tensor | None = None  # means of G² + ε₁ over the column axis, in the shape of state["row"], in double
+    cols: Tensor | None = None  # means of G² + ε₁ over the row axis, in the shape of state["col"], in double
+    mean_row: Tensor | None = None  # mean of Rₜ over the row axis, where no rank has R whole
+    u2: Scalar = 0.0  # ΣU²
+    x2: Scalar | None = None  # ΣX²; None where nobody needs it
+
+
+class Ranks(Protocol):
+    """The other ranks of sharded parameters."""
+
+    def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
+        """Bring every gradient to its parameter's placements, and make it local."""
+
+    def complete_moments(self, sums: Sequence[Sums]) -> None:
+        """Add the other ranks' shares to the means and to mean(R); find out whether each gradient is finite on all."""
+
+    def complete_norms(self, sums: Sequence[Sums]) -> None:
+        """Add the other ranks' shares to ΣU² and ΣX² of the steps that are taken."""
+
+
+class Executor(Protocol):
+    """What a backend has prepared for some parameters of a bucket."""
+
+    parameters: list[Parameter]
+    in_lockstep: bool  # its phases are run beside those of other executors
+    takes_scale: bool  # `begin` takes a GradScaler's scale; else it wants gradients without one
+    sums: list[Sums]  # left by `moments`: of the parameters with a gradient
+
+    def begin(
+        self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
+    ) -> None:
+        """Take gradients, the groups' settings, and which parameters were written to since the last step (or None)."""
+
+    def moments(self) -> None:
+        """Run the first pass: means of G² + ε₁."""
+
+    def norms(self) -> None:
+        """Run the second pass: R, C, V̂ and from them ΣU², ΣX²."""
+
+    def apply_(self) -> None:
+        """Run what is left: X, and all that no pass has done so far."""
+
+    def step(self) -> None:
+        """Run all passes, for an executor that is not in lockstep."""
+
+    def end(self) -> list[Parameter]:
+        """Let go of what was of this step; return the parameters that were skipped."""
+
+    def flush(self) -> None:
+        """Hand the metrics of the steps since the last time to the parameters."""
+
+
+class Backend(Protocol):
+    """A module that steps parameters."""
+
+    def why_not(self, parameter: Parameter) -> str | None:
+        """What is in the way of stepping this parameter; None if nothing is."""
+
+    def prepare(self, parameters: list[Parameter]) -> list[Executor]:
+        """Prepare parameters that nothing is in the way of."""
+
+
+Fallback = tuple[Parameter, str]  # a parameter that a backend left to `eager`, and why
+Prepare = Callable[[list[Parameter], str], tuple[list[Executor], Fallback | None]]  # `kernels.prepare`
+
+
+def check_finite(sums: Sequence[Sums]) -> None:
+    """Decide what a bad gradient does: here it raises, or `finite` says from now on whether the step is taken."""
+    for one in sums:
+        how = one.parameter.settings.on_nonfinite
+        if how == "ignore":
+            one.finite = True
+        elif how == "raise" and not one.finite:  # on a device the host waits here
+            raise FloatingPointError(
+                f"the gradient of {one.parameter.name} (shape {one.parameter.shape}) has a NaN, an infinity, or an "
+                f"entry whose square overflows {statistics_dtype(one.parameter.x.dtype)}; nothing was updated"
+            )
+
+
+def why_not_plain(t: Tensor) -> str | None:
+    """Why the memory of a tensor is not what it seems, so that a compiled kernel must not read it; None if it is."""
+    if type(t) not in EXACT_TYPES:
+        return f"a {type(t).__name__}, a subclass of Tensor"
+    if t.is_neg():
+        return "a view with the negative bit set"
+    if t._is_zerotensor():
+        return "a zero tensor without memory"
+    return None
