@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.core.factoring import STEP_DTYPE, find_factoring
+from adafactor.core.factoring import STEP_DTYPE, Factored, find_factoring
 
 Shape = tuple[int, ...]
 Axes = tuple[int, int]
@@ -157,9 +157,7 @@ def is_half(entry: Entry) -> bool:
 def factored_axes(shape: Shape, factored: str | bool, axes: Axes | None) -> Axes | None:
     """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
     factoring = find_factoring(shape, factored, axes)
-    if factoring.row_axis is None or factoring.col_axis is None:
-        return None
-    return factoring.row_axis, factoring.col_axis
+    return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
 
 
 def our_state(moments: Moments, keywords: Arguments, step: int, momentum_scale: float, name: str) -> dict[str, Tensor]:

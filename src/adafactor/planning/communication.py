@@ -8,8 +8,8 @@ from math import prod
 
 import torch
 
-from adafactor.core.factoring import Factoring, find_factoring
-from adafactor.distributed.reductions import Cut
+from adafactor.core.factoring import Factoring, find_factoring, state_bytes
+from adafactor.distributed.shard import Split
 from adafactor.planning.models import Shape, find
 
 MODELS = ("llama-1b", "llama-7b", "llama-70b")  # when no model is named
@@ -37,19 +37,19 @@ def traffic(parameters: Iterable[tuple[Factoring, tuple[int | None, ...]]], mesh
             that is on the first dimensions only has an entry for each of these.
         mesh: how many ranks there are along each dimension.
     """
-    cuts = [
-        Cut(factoring, tuple(a if n > 1 else None for a, n in zip(axes, mesh, strict=False)))
+    splits = [
+        Split(factoring, tuple(a if n > 1 else None for a, n in zip(axes, mesh, strict=False)))
         for factoring, axes in parameters
     ]
     numbers = [0] * len(mesh)
-    for cut in cuts:
-        shapes = {**cut.shapes(_largest_part(cut, mesh)), "scalars": (2,)}  # ΣU², ΣX²
-        for name, over in cut.partial().items():
+    for split in splits:
+        shapes = {**split.shapes(_largest_part(split, mesh)), "scalars": (2,)}  # ΣU², ΣX²
+        for name, over in split.partial().items():
             for k in over:
                 numbers[k] += prod(shapes[name])
     busy = [k for k, n in enumerate(numbers) if n]
     for k in busy:
-        numbers[k] += 2 * sum(len(cut.axes) > k for cut in cuts)  # is the gradient there, is it finite?
+        numbers[k] += 2 * sum(len(split.axes) > k for split in splits)  # is the gradient there, is it finite?
     return Traffic(2 * len(busy), tuple(NUMBER * n for n in numbers))
 
 
@@ -58,9 +58,9 @@ def fully_sharded(shapes: Iterable[Shape], ranks: int) -> Traffic:
     return traffic([(find_factoring(shape, "outer"), (0 if shape else None,)) for shape in shapes], (ranks,))
 
 
-def _largest_part(cut: Cut, mesh: tuple[int, ...]) -> Shape:
-    part = list(cut.factoring.shape)
-    for axis, ranks in zip(cut.axes, mesh, strict=False):
+def _largest_part(split: Split, mesh: tuple[int, ...]) -> Shape:
+    part = list(split.factoring.shape)
+    for axis, ranks in zip(split.axes, mesh, strict=False):
         if axis is not None:
             part[axis] = -(-part[axis] // ranks)
     return tuple(part)
@@ -87,7 +87,7 @@ class ModelTraffic:
 def plan_shards(model: str, shapes: list[Shape], ranks: int) -> ModelTraffic:
     """Compute the state of a model with these shapes, and what a step sends."""
     count, sums = sum(map(prod, shapes)), fully_sharded(shapes, ranks)
-    state = sum(find_factoring(shape, "outer").state_bytes(torch.float32, momentum=False) for shape in shapes)
+    state = sum(state_bytes(find_factoring(shape, "outer"), torch.float32, momentum=False) for shape in shapes)
     # a ring of N ranks sends 2·(N − 1)/N of an all-reduce's bytes and (N − 1)/N of a reduce-scatter's
     optimizer, gradients = 2 * sums.bytes * (ranks - 1) // ranks, 2 * count * (ranks - 1) // ranks
     return ModelTraffic(model, count, ranks, state, sums.collectives, optimizer, gradients)

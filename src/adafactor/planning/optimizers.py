@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from adafactor.core.dtensor import drop
-from adafactor.core.factoring import STEP_DTYPE, find_factoring
+from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
 from adafactor.kernels import memory_order
 from adafactor.kernels.eager.blocks import BLOCK_DEVICE
 from adafactor.planning.models import Shape
@@ -201,19 +200,19 @@ def _our_temporary(setting: Setting, shards: Sequence[Shard], situation: Situati
 def _our_statistics(shard: Shard) -> int:
     """The elements on one device: the whole shape decides what is factored, a sharded axis is so in both factors."""
     factoring = find_factoring(shard.whole, "outer")
-    if factoring.row_axis is None or factoring.col_axis is None:
-        return prod(shard.part)
-    return prod(drop(shard.part, factoring.col_axis)) + prod(drop(shard.part, factoring.row_axis))
+    if isinstance(factoring, Factored):
+        return prod(drop(shard.part, factoring.col_axis)) + prod(drop(shard.part, factoring.row_axis))
+    return prod(shard.part)
 
 
 def compiled_vectors(shard: Shard) -> int:
     """The bytes that the compiled step reserves for a contiguous parameter (`memory_order.scratch_lengths`)."""
     factoring, part = find_factoring(shard.whole, "outer"), shard.part
     strides = tuple(prod(part[axis + 1 :]) for axis in range(len(part)))
-    if factoring.row_axis is None or factoring.col_axis is None:
-        order = memory_order.flat_order(part, strides, strides)
-    else:
+    if isinstance(factoring, Factored):
         order = memory_order.factored_order(part, strides, strides, factoring.row_axis, factoring.col_axis)
+    else:
+        order = memory_order.flat_order(part, strides, strides)
     assert isinstance(order, memory_order.MemoryOrder)  # there is a way through every contiguous tensor
     return 8 * order.scratch
 
