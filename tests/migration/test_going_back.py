@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 import adafactor
 from adafactor import Adafactor
+from adafactor.core.settings import Settings
+from adafactor.migration.back import TARGETS
 from tests.migration.peers import AFTER, BEFORE, SAME, SHAPES, Shapes, apart, original, parameters, steps
 
 NAME = {"torch": "torch.optim.Adafactor", "transformers": "transformers' Adafactor"}
@@ -90,6 +93,21 @@ def test_keywords_without_a_counterpart_are_refused(target: str, keywords: dict[
     ours, _ = trained(keywords, [(4, 3)], torch.float32)
     with pytest.raises(ValueError, match=message):
         adafactor.migrate(ours.state_dict(), "adafactor", target)
+
+
+def test_all_keywords_without_a_counterpart_are_named_at_once() -> None:
+    ours, _ = trained({"relative": False, "beta2": 0.99}, [(4, 3)], torch.float32)
+    with pytest.raises(ValueError, match=r"torch.optim.Adafactor has nothing like relative=False, beta2=0\.99$"):
+        adafactor.migrate(ours.state_dict(), "adafactor", "torch")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_keyword_that_is_yet_to_come_is_refused_and_not_dropped(target: str) -> None:
+    cap = dataclasses.field(default=1.0, metadata={"check": lambda _, value: value, "rate": False})
+    wider = dataclasses.make_dataclass("Wider", [("cap", float, cap)], bases=(Settings,), frozen=True)
+    TARGETS[target].check(wider())
+    with pytest.raises(ValueError, match=rf"{TARGETS[target].name} has nothing like cap=0\.5"):
+        TARGETS[target].check(wider(cap=0.5))
 
 
 def test_a_tensor_factored_over_other_axes_is_refused_by_name() -> None:

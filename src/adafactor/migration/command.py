@@ -13,9 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from adafactor.migration import files, trees
-from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, TARGETS, guess, migrate
-from adafactor.migration.foreign import SIGNS
-from adafactor.migration.form import MigrationWarning
+from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, SIGNS, TARGETS, guess, migrate
+from adafactor.migration.translate import MigrationWarning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,13 +84,13 @@ def _run(arguments: argparse.Namespace) -> int:
     checkpoint = files.read(source)
     tree = arguments.peer in READ_TREE or (arguments.peer is None and trees.recognise(checkpoint) is not None)
     keys = _words(arguments.key) if arguments.key is not None else [] if tree else _find(checkpoint, source)
-    found = _get(checkpoint, keys)
-    peer = guess(found) if arguments.peer is None else arguments.peer
+    state_dict = _get(checkpoint, keys)
+    peer = guess(state_dict) if arguments.peer is None else arguments.peer
     params = None if arguments.params is None else _weights(arguments.params)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MigrationWarning)
         converted = migrate(
-            found, peer, arguments.to, params=params, arguments=arguments.arguments, paths=arguments.paths
+            state_dict, peer, arguments.to, params=params, arguments=arguments.arguments, paths=arguments.paths
         )
     for note in caught:
         print(f"adafactor migrate: {note.message}", file=sys.stderr)
@@ -118,13 +117,13 @@ def _words(key: str) -> list[str | int]:
 
 
 def _find(checkpoint: Any, path: Path) -> list[str | int]:
-    found = list(_optimizers(checkpoint, []))
-    if len(found) == 1:
-        return found[0]
-    where = ", ".join(".".join(map(str, keys)) for keys in found)
+    places = list(_optimizers(checkpoint, []))
+    if len(places) == 1:
+        return places[0]
+    names = ", ".join(".".join(map(str, keys)) for keys in places)
     raise ValueError(
-        f"{path} holds several optimizers ({where}): choose one with --key"
-        if found
+        f"{path} holds several optimizers ({names}): choose one with --key"
+        if places
         else f"{path} holds no optimizer's state dict, with 'state' and 'param_groups'"
     )
 

@@ -8,31 +8,27 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.core.settings import Settings
-from adafactor.migration import back, fairseq, timm, torch_optim, trees
-from adafactor.migration.foreign import SIGNS, recognise
-from adafactor.migration.form import (
-    MigrationWarning,
-    Moments,
-    Named,
-    Peer,
+from adafactor.migration import back, pytorch_optimizer, timm, torch_optim, transformers, trees
+from adafactor.migration.state import (
+    Arguments,
+    NamedShapes,
+    Shape,
     StateDict,
-    check,
-    checked,
+    check_state_dict,
     is_half,
-    match,
-    names,
+    match_shapes,
+    names_in,
 )
-from adafactor.migration.groups import Group, Member, express, kind, ours, settings, split
+from adafactor.migration.translate import KEYWORDS, Group, Member, MigrationWarning, Peer, our_state_dict, treat
 from adafactor.optimizer import Adafactor
 
 PEERS = {
     "torch": torch_optim.ADAFACTOR,
-    "transformers": fairseq.TRANSFORMERS,
-    "fairseq": fairseq.FAIRSEQ,
+    "transformers": transformers.TRANSFORMERS,
+    "fairseq": transformers.FAIRSEQ,
     "timm": timm.TIMM,
     "timm_bv": timm.TIMM_BV,
-    "pytorch_optimizer": fairseq.PYTORCH_OPTIMIZER,
+    "pytorch_optimizer": pytorch_optimizer.PYTORCH_OPTIMIZER,
     "optax": trees.OPTAX,
     "t5x": trees.T5X,
     "adamw": torch_optim.ADAMW,
@@ -42,6 +38,17 @@ OURS = "adafactor"
 DAMAGED = (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
 TARGETS = (OURS, *back.TARGETS)
 READ_TREE = {"optax": trees.read_optax, "t5x": trees.read_t5x}
+# whose state dict it is: what `migrate` calls the source → its name, and keys that its groups have; the first that
+# fits; fairseq's is like transformers'
+SIGNS: dict[str, tuple[str, frozenset[str]]] = {
+    OURS: ("this optimizer", frozenset({"lr_decay", "relative", "factored", "decay_rate"})),
+    "torch": ("torch.optim.Adafactor", frozenset({"beta2_decay", "d"})),
+    "timm": ("timm's Adafactor", frozenset({"eps_scale", "scale_parameter"})),
+    "timm_bv": ("timm's AdafactorBigVision", frozenset({"beta2_cap", "clipping_threshold"})),
+    "pytorch_optimizer": ("pytorch_optimizer's AdaFactor", frozenset({"ams_bound", "scale_parameter"})),
+    "transformers": ("transformers' Adafactor", frozenset({"clip_threshold", "scale_parameter", "beta1"})),
+    "adamw": ("Adam or AdamW", frozenset({"betas", "amsgrad"})),
+}
 
 
 def migrate(
@@ -61,7 +68,7 @@ def migrate(
     Args:
         state_dict: what the other optimizer's `state_dict()` gave; of optax the state, of T5X its `state_dict`.
         source: "torch", "adamw" (torch.optim's AdamW or Adam), "transformers", "fairseq", "timm", "timm_bv"
-            (AdafactorBigVision), "pytorch_optimizer", "optax", "t5x", or "adafactor"; None: told from the keys.
+            (AdafactorBigVision), "pytorch_optimizer", "optax", "t5x", or "adafactor"; None: found by the keys.
         target: "adafactor", "torch" or "transformers".
         params: the parameters in the optimizer's order (tensors, named tensors, groups, or a mapping from names to
             tensors or shapes): their number, names and shapes are checked. Needed for optax and T5X.
@@ -83,16 +90,16 @@ def migrate(
     _check_owner(state_dict, source)
     shapes = _shapes(params)
     notes: list[str] = []
-    converted = state_dict
+    converted: StateDict = state_dict
     if source != OURS:
         peer, arguments = PEERS[source], dict(arguments or {})
         _check_arguments(peer, arguments)
         try:
             if source in READ_TREE:
-                groups = _of_tree(state_dict, source, shapes, arguments, paths or {})
+                groups = _read_tree(state_dict, source, shapes, arguments, paths or {})
             else:
-                groups = _of_state_dict(state_dict, peer, shapes, arguments)
-            converted, notes = ours(groups), [note for group in groups for note in group.told.notes]
+                groups = _read_state_dict(state_dict, peer, shapes, arguments)
+            converted, notes = our_state_dict(groups), [note for group in groups for note in group.translation.notes]
         except DAMAGED as wrong:
             raise ValueError(
                 f"the state or the arguments of {peer.name} cannot be converted ({type(wrong).__name__}: {wrong})"
@@ -102,12 +109,11 @@ def migrate(
         converted, more = back.convert(converted, target, shapes)
         notes += more
     _warn(notes)
-    result: StateDict = converted
-    return result
+    return converted
 
 
 def like(source: str, params: Any, **arguments: Any) -> Adafactor:
-    """Our optimizer with another's arguments, so that a training script changes one line.
+    """Make our optimizer with another's arguments, so that a training script changes one line.
 
     Where one of its groups holds parameters that it treats in different ways (say, factors only large ones), ours has
     a group of each kind.
@@ -126,22 +132,32 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     _check_names(source, OURS)
     peer = PEERS[source]
     _check_arguments(peer, arguments)
-    defaults, groups = peer.translate({**peer.defaults, **arguments}, None), []
-    for given in _grouped(params):
-        overrides = {key: value for key, value in given.items() if key != "params"}
-        theirs = {**peer.defaults, **arguments, **overrides}
-        told = peer.translate(theirs, None)
-        members = [_new_member(peer, theirs, number, item) for number, item in enumerate(given["params"])]
-        groups.append(Group(told, members, {k: v for k, v in overrides.items() if k not in peer.defaults}))
-    mine = [{**keywords, "params": [m.item for m in members]} for keywords, members in split(groups)]
-    keywords = {name: value for name, value in settings(defaults, {}).items() if name in Settings.__dataclass_fields__}
-    optimizer = Adafactor(mine, **keywords)
-    _warn([note for group in groups for note in group.told.notes])
+    defaults = peer.translate({**peer.defaults, **arguments}, None).group({})
+    groups = []
+    for group in _grouped(params):
+        overrides = {key: value for key, value in group.items() if key != "params"}
+        args = {**peer.defaults, **arguments, **overrides}
+        translation = peer.translate(args, None)
+        members = [_new_member(peer, args, number, item) for number, item in enumerate(group["params"])]
+        groups.append(Group(translation, members, {k: v for k, v in overrides.items() if k not in peer.defaults}))
+    ours = [
+        {**keywords, "params": [m.item for m in members]} for group in groups for keywords, members in group.split()
+    ]
+    optimizer = Adafactor(ours, **{name: defaults[name] for name in KEYWORDS})
+    _warn([note for group in groups for note in group.translation.notes])
     return optimizer
 
 
+def recognise(state_dict: Any) -> str | None:
+    """Return the key in SIGNS of the optimizer whose state dict this is, or None."""
+    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+    if not isinstance(groups, (list, tuple)) or not groups or not all(isinstance(group, Mapping) for group in groups):
+        return None
+    return next((name for name, (_, keys) in SIGNS.items() if all(keys <= group.keys() for group in groups)), None)
+
+
 def guess(state_dict: Any) -> str:
-    """Whose state it is, told from its keys, or an error that lists them."""
+    """Return whose state it is by its keys, or raise an error that lists them."""
     if source := recognise(state_dict):
         groups = state_dict["param_groups"] if source == "transformers" else []
         if any(group["scale_parameter"] is True and group.get("relative_step") is not True for group in groups):
@@ -153,8 +169,8 @@ def guess(state_dict: Any) -> str:
     if source := trees.recognise(state_dict):
         return source
     groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
-    seen: Any = groups[0] if isinstance(groups, list) and groups else state_dict
-    keys = ", ".join(map(repr, seen)) if isinstance(seen, Mapping) else type(seen).__name__
+    unknown: Any = groups[0] if isinstance(groups, list) and groups else state_dict
+    keys = ", ".join(map(repr, unknown)) if isinstance(unknown, Mapping) else type(unknown).__name__
     raise ValueError(f"it cannot be told whose state this is, which has {keys[:300]}: say one of {', '.join(PEERS)}")
 
 
@@ -194,96 +210,85 @@ def _grouped(params: Any) -> list[dict[str, Any]]:
     """Parameters or groups, as for any torch optimizer, as groups with lists."""
     if isinstance(params, Tensor):
         raise TypeError("params must be parameters or groups, not one tensor")
-    items: Any = params.items() if isinstance(params, Mapping) else params
-    found = list(items)
-    groups: list[Mapping[str, Any]] = found if found and isinstance(found[0], Mapping) else [{"params": found}]
+    items = list(params.items() if isinstance(params, Mapping) else params)
+    groups: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
     return [{**g, "params": [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])} for g in groups]
 
 
-def _shapes(params: Any) -> Named | None:
+def _shapes(params: Any) -> NamedShapes | None:
     """The name and shape of every parameter, in order."""
     if params is None:
         return None
-    shapes: Named = []
-    for group in _grouped(params):
-        for item in group["params"]:
-            named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-            value: Any = item[1] if named else item
-            shapes.append((item[0] if named else None, tuple(int(n) for n in getattr(value, "shape", value))))
+    shapes: NamedShapes = []
+    for item in (item for group in _grouped(params) for item in group["params"]):
+        is_named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+        name, value = item if is_named else (None, item)
+        shapes.append((name, tuple(int(n) for n in getattr(value, "shape", value))))
     return shapes
 
 
-def _new_member(peer: Peer, theirs: Mapping[str, Any], number: int, item: Any) -> Member:
-    name, parameter = item if isinstance(item, tuple) else (None, item)
-    where, shape = name or f"parameter {number}", tuple(parameter.shape)
-    return Member(where, item, shape, name, kind=kind(peer, theirs, shape, where))
+def _new_member(peer: Peer, args: Arguments, number: int, item: Any) -> Member:
+    own_name, parameter = item if isinstance(item, tuple) else (None, item)
+    name = own_name or f"parameter {number}"
+    return Member(name, item, bool(own_name), peer.treatment(args, tuple(parameter.shape), name))
 
 
-def _of_state_dict(state_dict: Any, peer: Peer, shapes: Named | None, arguments: dict[str, Any]) -> list[Group]:
+def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, overrides: Arguments) -> list[Group]:
     """Every group of a torch optimizer's state dict, its entries read and checked."""
-    saved, state = checked(state_dict)
-    known = match(saved, shapes)
+    their_groups, state = check_state_dict(state_dict)
+    shape_of = match_shapes(their_groups, shapes)
     groups = []
-    for group in saved:
-        if both := [
-            name for name in arguments if name not in peer.anew and group.get(name, ...) not in (..., arguments[name])
-        ]:
-            raise ValueError(f"{both[0]}={arguments[both[0]]!r} is given, but the state dict has {group[both[0]]!r}")
-        theirs = {**peer.defaults, **group, **arguments, "given": arguments, "saved": group}
-        members = []
-        for key, name in zip(group["params"], names(group), strict=True):
-            where = name or f"parameter {key}"
-            member = Member(where, key, known.get(key), name, kind=("outer", peer.axes))
-            if entry := state.get(key):
-                member.moments = _moments(peer, theirs, entry, member)
-                member.shape = member.moments.shape
-            if member.shape is not None:
-                member.kind = kind(peer, theirs, member.shape, where)
-            elif peer.factored:
-                raise ValueError(f"{where} has no state, so that its shape is unknown: pass params")
-            members.append(member)
-        steps = [m.moments.step for m in members if m.moments is not None]
-        told = peer.translate(theirs, max(steps, default=0))
-        told.notes += [peer.doubt] if peer.doubt else []
-        if missing := [name for name in peer.unsaved if name not in arguments]:
-            told.notes.append(
+    for group in their_groups:
+        for name, value in overrides.items():
+            if name not in peer.renewable and group.get(name, ...) not in (..., value):
+                raise ValueError(f"{name}={value!r} is given, but the state dict has {group[name]!r}")
+        args = {**peer.defaults, **group, **overrides, "overrides": overrides, "group": group}
+        members = [
+            _read_member(peer, args, key, name, state.get(key), shape_of.get(key))
+            for key, name in zip(group["params"], names_in(group), strict=True)
+        ]
+        translation = peer.translate(args, max((m.moments.step for m in members if m.moments is not None), default=0))
+        translation.notes += [peer.doubt] if peer.doubt else []
+        if missing := [name for name in peer.unsaved if name not in overrides]:
+            translation.notes.append(
                 f"state dicts of {peer.name} do not hold {', '.join(missing)}: taken as its defaults, pass others in "
                 "arguments"
             )
-        mine = {*peer.defaults, *peer.internal, "params", "param_names"}
-        groups.append(Group(told, members, {k: v for k, v in group.items() if k not in mine}))
+        own = {*peer.defaults, *peer.internal, "params", "param_names"}
+        groups.append(Group(translation, members, {k: v for k, v in group.items() if k not in own}))
     return groups
 
 
-def _moments(peer: Peer, theirs: Mapping[str, Any], entry: Any, member: Member) -> Moments:
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"the state of {member.where} is {type(entry).__name__}, not a dict")
-    assert peer.read is not None
-    moments = peer.read(theirs, entry, member.shape, member.where)
-    if member.shape is not None and moments.shape != member.shape:
-        raise ValueError(f"{member.where} has the shape {member.shape}, its state is of the shape {moments.shape}")
-    return check(moments, is_half(entry), member.where)
+def _read_member(
+    peer: Peer, args: Arguments, key: Any, own_name: str | None, entry: Any, shape: Shape | None
+) -> Member:
+    name, moments = own_name or f"parameter {key}", None
+    if entry:
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"the state of {name} is {type(entry).__name__}, not a dict")
+        assert peer.read is not None
+        moments = peer.read(args, entry, name)
+        if shape is not None and moments.shape != shape:
+            raise ValueError(f"{name} has the shape {shape}, its state is of the shape {moments.shape}")
+        shape = moments.check(is_half(entry), name).shape
+    return Member(name, key, bool(own_name), peer.treatment(args, shape, name), moments)
 
 
-def _of_tree(
-    tree: Any,
-    source: str,
-    shapes: Named | None,
-    arguments: dict[str, Any],
-    paths: Mapping[str, Any],
+def _read_tree(
+    tree: Any, source: str, shapes: NamedShapes | None, arguments: Arguments, paths: Mapping[str, Any]
 ) -> list[Group]:
     """One group of all parameters: a tree has no groups."""
     peer = PEERS[source]
     if shapes is None or any(name is None for name, _ in shapes):
         raise ValueError(f"{peer.name} does not say which shape a state is of: pass params with names")
-    theirs = {**peer.defaults, **arguments}
-    leaves = [trees.leaf(str(name), shape, paths) for name, shape in shapes]
-    if unknown := set(paths) - {item.name for item in leaves}:
+    args = {**peer.defaults, **arguments}
+    leaves = [trees.find_leaf(str(name), shape, paths) for name, shape in shapes]
+    if unknown := set(paths) - {leaf.name for leaf in leaves}:
         raise ValueError(f"paths has {min(unknown)!r}, which is none of the parameters")
-    read = READ_TREE[source](tree, theirs, leaves)
-    told = peer.translate(theirs, read[0][0].step if read else 0)
+    states = READ_TREE[source](tree, args, leaves)
+    translation = peer.translate(args, states[0].step if states else 0)
     members = [
-        Member(item.name, number, moments.shape, item.name, moments, express(moments.shape, axes, item.name))
-        for number, (item, (moments, axes)) in enumerate(zip(leaves, read, strict=True))
+        Member(leaf.name, number, bool(leaf.name), treat(moments.shape, moments.axes, leaf.name), moments)
+        for number, (leaf, moments) in enumerate(zip(leaves, states, strict=True))
     ]
-    return [Group(told, members)]
+    return [Group(translation, members)]

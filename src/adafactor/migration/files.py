@@ -26,12 +26,14 @@ def locate(path: Path) -> Path:
     """The checkpoint itself, or the one that holds the optimizer in a folder of Trainer, Accelerate or Lightning."""
     if not path.is_dir() or is_distributed(path):
         return path
-    found = [file for kind in ("optimizer*.pt", "optimizer*.bin", "*.ckpt") for file in sorted(path.glob(kind))]
-    found += [file.parent for file in sorted(path.glob("optimizer*/.metadata"))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(f"{path} holds several checkpoints: name one of {', '.join(file.name for file in found)}")
+    checkpoints = [file for kind in ("optimizer*.pt", "optimizer*.bin", "*.ckpt") for file in sorted(path.glob(kind))]
+    checkpoints += [file.parent for file in sorted(path.glob("optimizer*/.metadata"))]
+    if len(checkpoints) == 1:
+        return checkpoints[0]
+    if checkpoints:
+        raise ValueError(
+            f"{path} holds several checkpoints: name one of {', '.join(file.name for file in checkpoints)}"
+        )
     raise ValueError(f"{path} is a folder without optimizer.pt, optimizer.bin, a .ckpt file or .metadata")
 
 
@@ -102,8 +104,8 @@ def _keep(path: Path, keep: Path, new: Path) -> None:
 
 def _reason(wrong: Exception) -> str:
     """The kind of error and its first line, without torch's advice how to load a file nevertheless."""
-    found = re.search(r"WeightsUnpickler error: (.*?)(?:\. Please|\n|$)", str(wrong))
-    return f"{type(wrong).__name__}: {(found[1] if found else str(wrong).strip().partition(chr(10))[0])[:200]}"
+    match = re.search(r"WeightsUnpickler error: (.*?)(?:\. Please|\n|$)", str(wrong))
+    return f"{type(wrong).__name__}: {(match[1] if match else str(wrong).strip().partition(chr(10))[0])[:200]}"
 
 
 def _sync(path: Path) -> None:
@@ -188,7 +190,7 @@ DESCRIPTIONS = {  # all that the `.metadata` of a distributed checkpoint is made
 
 
 class _Descriptions(pickle.Unpickler):
-    """Makes nothing but what a distributed checkpoint is described by; pickle itself would call anything."""
+    """Makes nothing but what describes a distributed checkpoint; pickle itself would call anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class of DESCRIPTIONS or a data type."""
@@ -216,12 +218,12 @@ def _read_distributed(path: Path) -> Any:
     others: dict[str, Any] = {}  # all that are no tensors
     with open(path / ".metadata", "rb") as file:
         metadata = _Descriptions(file).load()
-    described = metadata.state_dict_metadata
-    tensors = {name: item for name, item in described.items() if hasattr(item, "size")}
-    claimed = sum(prod(item.size) * item.properties.dtype.itemsize for item in tensors.values())
-    if claimed > sum(file.stat().st_size for file in path.iterdir()):
-        raise ValueError(f"it claims to hold {claimed} bytes")
-    flat: dict[str, Any] = dict.fromkeys(described)
+    items = metadata.state_dict_metadata
+    tensors = {name: item for name, item in items.items() if hasattr(item, "size")}
+    size = sum(prod(item.size) * item.properties.dtype.itemsize for item in tensors.values())
+    if size > sum(file.stat().st_size for file in path.iterdir()):
+        raise ValueError(f"it claims to hold {size} bytes")
+    flat: dict[str, Any] = dict.fromkeys(items)
     flat |= {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in tensors.items()}
     try:
         load(flat, storage_reader=Reader(path), planner=Planner(flatten_state_dict=False))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from adafactor.migration import arguments as common
-from adafactor.migration.fairseq import KEYS
-from adafactor.migration.form import (
-    Arguments,
-    Axes,
-    Moments,
-    Peer,
-    Shape,
-    Translation,
-    count,
-    factors,
-    statistics,
-    tensor,
-)
+from adafactor.migration.state import Arguments, Axes, Shape, read_moments
+from adafactor.migration.transformers import KEYS
+from adafactor.migration.translate import DECAY_BY_ALPHA, HALF_MOMENTUM, Peer, Translation, clip, number, two_largest
 
 CAUTION_SIZE = "20 steps end 24 % of the distance travelled apart"
 AFTER_MOMENTUM = (
@@ -29,125 +17,96 @@ AFTER_MOMENTUM = (
     "change of lr reaches our steps about 1/(1 − momentum) steps later (20 steps after lr is halved end 54 % of the "
     "distance travelled apart)"
 )
+CORRECTED_DECAY = (
+    "{peer}'s corrected_weight_decay multiplies the decay by lr over the largest lr, ours does not: the same at the "
+    "largest lr"
+)
 
 
-def translate(theirs: Arguments, step: int | None) -> Translation:
-    """Their keywords in ours; without lr it takes relative steps, and only then does it scale by the parameter."""
-    peer, lr = "timm's Adafactor", theirs["lr"]
-    relative_step = theirs["relative_step"] if step is not None and "relative_step" in theirs else not lr
-    if theirs["warmup_init"] and not relative_step:
-        raise ValueError(f"{peer} takes warmup_init=True only without lr")
-    told = common.step_size({**theirs, "relative_step": relative_step}, step, peer)
-    relative = bool(relative_step and theirs["scale_parameter"])
-    beta1 = theirs["beta1"] if "beta1" in theirs else (theirs["betas"] or (None,))[0]
-    if relative and theirs["weight_decay"]:
-        told.notes.append(common.DECAY_BY_ALPHA.format(peer=peer))
-    if theirs["caution"] and beta1 is not None:
-        told.notes.append(common.NO_COUNTERPART.format(peer=peer, argument="caution", size=CAUTION_SIZE))
-    told.keywords |= {
+def _express(translation: Translation, args: Arguments, step: int | None) -> None:
+    """Without lr it takes relative steps, and only then does it scale by the parameter."""
+    relative_step = args["relative_step"] if step is not None and "relative_step" in args else not args["lr"]
+    if args["warmup_init"] and not relative_step:
+        raise ValueError(f"{translation.peer} takes warmup_init=True only without lr")
+    translation.set_step_size({**args, "relative_step": relative_step}, step)
+    relative = bool(relative_step and args["scale_parameter"])
+    beta1 = args["beta1"] if "beta1" in args else (args["betas"] or (None,))[0]
+    if relative and args["weight_decay"]:
+        translation.note(DECAY_BY_ALPHA)
+    if args["caution"] and beta1 is not None:
+        translation.leave_out(f"{translation.peer}'s caution", CAUTION_SIZE)
+    translation.keywords |= {
         "relative": relative,
-        "decay_rate": -theirs["decay_rate"],
+        "decay_rate": -args["decay_rate"],
         "beta1": beta1 or 0.0,
-        "eps": (theirs["eps"], theirs["eps_scale"]),
-        "clip": common.clip(theirs["clip_threshold"]),
-        "weight_decay": theirs["weight_decay"],
+        "eps": (args["eps"], args["eps_scale"]),
+        "clip": clip(args["clip_threshold"]),
+        "weight_decay": args["weight_decay"],
     }
-    return told
 
 
-def factored(theirs: Arguments, shape: Shape, name: str) -> Axes | None:
+def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
     """The first two axes of a convolution, else the last two, if both are larger than the bound."""
-    least = theirs["min_dim_size_to_factor"]
+    least = args["min_dim_size_to_factor"]
     if len(shape) > 2 and min(shape[:2]) > least:
         return 0, 1
     return (len(shape) - 2, len(shape) - 1) if len(shape) >= 2 and min(shape[-2:]) > least else None
 
 
-def read(theirs: Arguments, entry: Mapping[str, Any], shape: Shape | None, where: str) -> Moments:
-    """As fairseq's; which two axes are factored follows from the shapes, since the rule picks one for each shape."""
-    step = count(entry, "step", where)
-    momentum = tensor(entry, "exp_avg", where) if "exp_avg" in entry else None
-    found = statistics(entry, KEYS, where)
-    if len(found) == 1:
-        return Moments(tuple(found[0].shape), step, whole=found[0], momentum=momentum)
-    row, col = found
+def _locate(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
+    """Which two axes are factored follows from the shapes, since the rule picks one for each shape."""
     if row.dim() < 1 or col.dim() < 1:
-        raise ValueError(f"the row and column statistics of {where} are {tuple(row.shape)} and {tuple(col.shape)}")
-    outer = (row.shape[0], col.shape[0], *row.shape[1:])
-    full = (
-        outer
-        if factored(theirs, outer, where) == (0, 1) and row.shape[1:] == col.shape[1:]
-        else (*row.shape, col.shape[-1])
-    )
-    axes = factored(theirs, full, where)
+        raise ValueError(f"the row and column statistics of {name} are {tuple(row.shape)} and {tuple(col.shape)}")
+    shape = (row.shape[0], col.shape[0], *row.shape[1:])
+    if _factored(args, shape, name) != (0, 1) or row.shape[1:] != col.shape[1:]:
+        shape = (*row.shape, col.shape[-1])
+    axes = _factored(args, shape, name)
     if axes is None:
         raise ValueError(
-            f"{where} has row and column statistics for the shape {full}, which min_dim_size_to_factor="
-            f"{theirs['min_dim_size_to_factor']} keeps whole"
+            f"{name} has row and column statistics for the shape {shape}, which min_dim_size_to_factor="
+            f"{args['min_dim_size_to_factor']} keeps whole"
         )
-    return Moments(full, step, over=factors(full, axes, row, col, where), momentum=momentum)
+    return shape, axes, row, col
 
 
-def translate_bv(theirs: Arguments, step: int | None) -> Translation:
-    """Big Vision's keywords in ours: absolute steps, and lr outside the momentum."""
-    peer, lr = "timm's AdafactorBigVision", float(common.number(theirs["lr"]))
-    told = Translation({"lr": lr, "lr_decay": None, "relative": False})
-    beta1 = theirs["momentum"] or 0.0
-    dtype = theirs["momentum_dtype"]
-    if beta1:
-        told.notes.append(AFTER_MOMENTUM.format(lr=lr))
-        told.momentum_scale = lr
-        if dtype not in (torch.float32, "float32"):
-            name = str(dtype).removeprefix("torch.")
-            told.notes.append(common.HALF_MOMENTUM.format(peer=peer, dtype=name))
-        if theirs["caution"]:
-            told.notes.append(common.NO_COUNTERPART.format(peer=peer, argument="caution", size=CAUTION_SIZE))
-    told.keywords |= {
-        "beta1": beta1,
-        "eps": (1e-30 if theirs["eps"] is None else theirs["eps"], 1e-3),
-        "clip": common.clip(theirs["clipping_threshold"]),
-        **common.capped(theirs["decay_rate"], theirs["beta2_cap"], step, peer, told.notes),
-        "weight_decay": _decay(theirs, lr, told.notes, peer),
+def _express_bv(translation: Translation, args: Arguments, step: int | None) -> None:
+    """Big Vision's steps are absolute, and lr is outside the momentum."""
+    lr, dtype = float(number(args["lr"])), args["momentum_dtype"]
+    translation.keywords |= {
+        "lr": lr,
+        "lr_decay": None,
+        "relative": False,
+        "beta1": args["momentum"] or 0.0,
+        "eps": (1e-30 if args["eps"] is None else args["eps"], 1e-3),
+        "clip": clip(args["clipping_threshold"]),
+        "weight_decay": args["weight_decay"],
     }
-    return told
+    if args["momentum"]:
+        translation.momentum_scale = lr
+        translation.note(AFTER_MOMENTUM, lr=lr)
+        if dtype not in (torch.float32, "float32"):
+            translation.note(HALF_MOMENTUM, dtype=str(dtype).removeprefix("torch."))
+        if args["caution"]:
+            translation.leave_out(f"{translation.peer}'s caution", CAUTION_SIZE)
+    translation.set_capped_beta2(args["decay_rate"], args["beta2_cap"], step)
+    if args["weight_decay"] and args["corrected_weight_decay"]:
+        translation.note(CORRECTED_DECAY)
+    if args["unscaled_wd"]:
+        translation.set_raw_decay(args["weight_decay"])
 
 
-def _decay(theirs: Arguments, lr: float, notes: list[str], peer: str) -> float:
-    decay: float = theirs["weight_decay"]
-    if decay and theirs["corrected_weight_decay"]:
-        notes.append(
-            f"{peer}'s corrected_weight_decay multiplies the decay by lr over the largest lr, ours does not: the same "
-            "at the largest lr"
-        )
-    return common.raw_decay(decay, lr, peer, notes) if theirs["unscaled_wd"] else decay
-
-
-def factored_bv(theirs: Arguments, shape: Shape, name: str) -> Axes | None:
-    """The two largest axes (of equals the later ones), if both reach the bound."""
-    if len(shape) < 2:
-        return None
-    first, second = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:]
-    return (first, second) if shape[first] >= theirs["min_dim_size_to_factor"] else None
-
-
-def read_bv(theirs: Arguments, entry: Mapping[str, Any], shape: Shape | None, where: str) -> Moments:
-    """`exp_avg_sq_r` and `exp_avg_sq_c` with an axis of length 1 where it was averaged, or `exp_avg_sq`."""
-    step = count(entry, "step", where)
-    momentum = tensor(entry, "exp_avg", where) if "exp_avg" in entry else None
-    found = statistics(entry, ("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c"), where)
-    if len(found) == 1:
-        return Moments(tuple(found[0].shape), step, whole=found[0], momentum=momentum)
-    full = tuple(max(n, m) for n, m in zip(found[0].shape, found[1].shape, strict=False))
-    axes = factored_bv(theirs, full, where)
+def _locate_bv(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
+    """Both have an axis of length 1 where they were averaged."""
+    shape = tuple(max(n, m) for n, m in zip(row.shape, col.shape, strict=False))
+    axes = two_largest(args, shape, name)
     if axes is None:
-        raise ValueError(f"{where} has row and column statistics for the shape {full}, which should be kept whole")
-    row, col = _squeezed(found[0], axes[1], where), _squeezed(found[1], axes[0], where)
-    return Moments(full, step, over=factors(full, axes, row, col, where), momentum=momentum)
+        raise ValueError(f"{name} has row and column statistics for the shape {shape}, which should be kept whole")
+    return shape, axes, _squeeze(row, axes[1], name), _squeeze(col, axes[0], name)
 
 
-def _squeezed(mean: Tensor, axis: int, where: str) -> Tensor:
+def _squeeze(mean: Tensor, axis: int, name: str) -> Tensor:
     if mean.dim() <= axis or mean.shape[axis] != 1:
-        raise ValueError(f"the statistics of {where} have the shape {tuple(mean.shape)}, whose axis {axis} should be 1")
+        raise ValueError(f"the statistics of {name} have the shape {tuple(mean.shape)}, whose axis {axis} should be 1")
     return mean.squeeze(axis)
 
 
@@ -166,9 +125,9 @@ TIMM = Peer(
         "min_dim_size_to_factor": 16,
         "caution": False,
     },
-    translate,
-    read,
-    factored,
+    _express,
+    partial(read_moments, keys=KEYS, locate=_locate),
+    _factored,
     internal=frozenset({"beta1", "relative_step"}),
 )
 TIMM_BV = Peer(
@@ -189,7 +148,7 @@ TIMM_BV = Peer(
         "corrected_weight_decay": False,
         "foreach": False,
     },
-    translate_bv,
-    read_bv,
-    factored_bv,
+    _express_bv,
+    partial(read_moments, keys=("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c"), locate=_locate_bv),
+    two_largest,
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
-from adafactor.migration.arguments import NO_COUNTERPART, clip, number
-from adafactor.migration.form import Arguments, Moments, Peer, Shape, Translation, count, factors, statistics, tensor
+from torch import Tensor
 
-NAME = "torch.optim.Adafactor"
+from adafactor.migration.state import Arguments, Axes, Entry, Moments, Shape, read_moments, read_step, read_tensor
+from adafactor.migration.translate import Peer, Translation, clip, number
+
 EPS1 = (
     "torch.optim.Adafactor bounds mean(R) and V̂ from below by its ε₁, ours adds the paper's 1e-30 to G²: the steps are "
     "the same to rounding while gradients have an RMS of {bound} or more; below it torch drives U up to RMS d and ours "
@@ -21,40 +21,31 @@ DECAY = (
 )
 
 
-def translate(theirs: Arguments, step: int | None) -> Translation:
-    """Their keywords in ours."""
-    lr, eps1 = float(number(theirs["lr"])), theirs["eps"][0]
-    bound = "3.4e-4 (0.09 in bfloat16)" if eps1 is None else f"{eps1**0.5:.2g}"  # √ε₁
-    notes = [EPS1.format(bound=bound)]
-    if theirs["weight_decay"] and lr:
-        notes.append(DECAY.format(last=lr**-2))
-    keywords = {
+def _express(translation: Translation, args: Arguments, step: int | None) -> None:
+    lr, eps1 = float(number(args["lr"])), args["eps"][0]
+    translation.note(EPS1, bound="3.4e-4 (0.09 in bfloat16)" if eps1 is None else f"{eps1**0.5:.2g}")  # √ε₁
+    if args["weight_decay"] and lr:
+        translation.note(DECAY, last=lr**-2)
+    translation.keywords |= {
         "lr": lr,
-        "decay_rate": -theirs["beta2_decay"],
-        "eps": (1e-30, theirs["eps"][1]),
-        "clip": clip(theirs["d"]),
-        "weight_decay": theirs["weight_decay"],
-        "maximize": theirs["maximize"],
+        "decay_rate": -args["beta2_decay"],
+        "eps": (1e-30, args["eps"][1]),
+        "clip": clip(args["d"]),
+        "weight_decay": args["weight_decay"],
+        "maximize": args["maximize"],
     }
-    return Translation(keywords, notes)
 
 
-def read(theirs: Arguments, entry: Mapping[str, Any], shape: Shape | None, where: str) -> Moments:
-    """`row_var` (…, n, 1) and `col_var` (…, 1, m), or `variance`; means of G² without ε₁."""
-    step = count(entry, "step", where)
-    found = statistics(entry, ("variance", "row_var", "col_var"), where)
-    if len(found) == 1:
-        return Moments(tuple(found[0].shape), step, whole=found[0])
-    row, col = found
+def _locate(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
+    """Rows are (…, n, 1), columns (…, 1, m), both means of G² without ε₁."""
     if row.dim() < 2 or col.dim() < 2 or row.shape[-1] != 1 or col.shape[-2] != 1:
         raise ValueError(
-            f"'row_var' and 'col_var' of {where} are {tuple(row.shape)} and {tuple(col.shape)}, not n×1, 1×m"
+            f"'row_var' and 'col_var' of {name} are {tuple(row.shape)} and {tuple(col.shape)}, not n×1, 1×m"
         )
-    full = (*row.shape[:-1], col.shape[-1])
-    return Moments(full, step, over=factors(full, (-2, -1), row.squeeze(-1), col.squeeze(-2), where))
+    return (*row.shape[:-1], col.shape[-1]), (-2, -1), row.squeeze(-1), col.squeeze(-2)
 
 
-WHOLE = (
+UNFACTORED = (
     "AdamW keeps V whole, ours its row and column means: what is not factored takes the same steps, single weights of "
     "matrices others (20 steps of small models end 24 to 780 % of the distance travelled apart), while the loss of the "
     "next 20 steps stayed within 0.005 of AdamW's"
@@ -67,42 +58,46 @@ DOUBT = (
 )
 
 
-def translate_adamw(theirs: Arguments, step: int | None) -> Translation:
-    """Their keywords in ours: absolute steps, no clipping, and averages that have Adam's correction in them."""
-    (beta1, beta2), decay, notes = theirs["betas"], theirs["weight_decay"], [WHOLE]
-    if decay and "decoupled_weight_decay" not in {**theirs.get("saved", theirs), **theirs.get("given", {})}:
-        notes.append(DOUBT)
-    if decay and not theirs["decoupled_weight_decay"]:
-        notes.append(NO_COUNTERPART.format(peer="Adam", argument="weight_decay", size=L2))
-        decay = 0.0
-    if theirs["amsgrad"]:
-        notes.append(NO_COUNTERPART.format(peer="AdamW", argument="amsgrad", size=AMSGRAD))
-    keywords = {
-        "lr": float(number(theirs["lr"])),
+def _express_adamw(translation: Translation, args: Arguments, step: int | None) -> None:
+    """Steps are absolute and not clipped, and averages have Adam's correction in them."""
+    beta1, beta2 = (float(number(beta)) for beta in args["betas"])
+    translation.momentum_scale = -1.0 if args["maximize"] else 1.0  # theirs averages −G
+    translation.keywords |= {
+        "lr": float(number(args["lr"])),
         "lr_decay": None,
         "relative": False,
-        "beta1": float(number(beta1)),
+        "beta1": beta1,
         "momentum_of": "gradient",
-        "beta2": float(number(beta2)),
+        "beta2": beta2,
         "clip": None if beta1 else 1.0,  # U is an average no longer, and the clipping stands in for it
-        "eps": (_eps1(theirs), 1e-3),
-        "weight_decay": decay,
-        "maximize": theirs["maximize"],
+        "eps": (_eps1(args), 1e-3),
+        "weight_decay": args["weight_decay"],
+        "maximize": args["maximize"],
     }
-    return Translation(keywords, notes, momentum_scale=-1.0 if theirs["maximize"] else 1.0)  # theirs averages −G
+    translation.note(UNFACTORED)
+    if args["weight_decay"] and "decoupled_weight_decay" not in {
+        **args.get("group", args),
+        **args.get("overrides", {}),
+    }:
+        translation.note(DOUBT)
+    if args["weight_decay"] and not args["decoupled_weight_decay"]:
+        translation.keywords["weight_decay"] = 0.0
+        translation.leave_out("Adam's weight_decay", L2)
+    if args["amsgrad"]:
+        translation.leave_out("AdamW's amsgrad", AMSGRAD)
 
 
-def _eps1(theirs: Arguments) -> float:
-    """√(V + ε²) for their √V + ε: the same where one of the two is small, at most √2 apart between."""
-    return max(float(number(theirs["eps"])) ** 2, 1e-30)
+def _eps1(args: Arguments) -> float:
+    """√(V + ε²) stands for their √V + ε: the same where one of the two is small, at most √2 apart between."""
+    return max(float(number(args["eps"])) ** 2, 1e-30)
 
 
-def read_adamw(theirs: Arguments, entry: Mapping[str, Any], shape: Shape | None, where: str) -> Moments:
-    """`exp_avg` and `exp_avg_sq`, divided by 1 − βᵗ: ours have the correction in them, and ε₁ in V."""
-    step = count(entry if "step" in entry else theirs, "step", where)  # some fused ones count in the group
-    beta1, beta2 = (1 - float(number(beta)) ** step if step else 1.0 for beta in theirs["saved"]["betas"])
-    second = tensor(entry, "exp_avg_sq", where) / beta2 + _eps1(theirs)
-    return Moments(tuple(second.shape), step, whole=second, momentum=tensor(entry, "exp_avg", where) / beta1)
+def _read_adamw(args: Arguments, entry: Entry, name: str) -> Moments:
+    """`exp_avg` and `exp_avg_sq` are divided by 1 − βᵗ: ours have the correction in them, and ε₁ in V."""
+    step = read_step(args, entry, name)
+    beta1, beta2 = (1 - float(number(beta)) ** step if step else 1.0 for beta in args["group"]["betas"])
+    second = read_tensor(entry, "exp_avg_sq", name) / beta2 + _eps1(args)
+    return Moments(tuple(second.shape), step, second, momentum=read_tensor(entry, "exp_avg", name) / beta1)
 
 
 ADAMW = Peer(
@@ -120,15 +115,15 @@ ADAMW = Peer(
         "fused": None,
         "decoupled_weight_decay": True,
     },
-    translate_adamw,
-    read_adamw,
+    _express_adamw,
+    _read_adamw,
     axes=None,
     internal=frozenset({"step"}),
-    anew=("lr", "betas"),
+    renewable=("lr", "betas"),
 )
 ADAFACTOR = Peer(
-    name=NAME,
-    defaults={
+    "torch.optim.Adafactor",
+    {
         "lr": 1e-2,
         "beta2_decay": -0.8,
         "eps": (None, 1e-3),
@@ -137,6 +132,6 @@ ADAFACTOR = Peer(
         "foreach": None,
         "maximize": False,
     },
-    translate=translate,
-    read=read,
+    _express,
+    partial(read_moments, keys=("variance", "row_var", "col_var"), locate=_locate),
 )

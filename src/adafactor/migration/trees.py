@@ -9,87 +9,69 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.migration import arguments as common
-from adafactor.migration.arguments import HALF_MOMENTUM
-from adafactor.migration.form import Arguments, Axes, Moments, Peer, Shape, Translation, check, count, factors, whole
+from adafactor.migration.state import HALF, Arguments, Axes, Moments, Shape, count_steps, find_means, require_elements
+from adafactor.migration.translate import HALF_MOMENTUM, Peer, Translation, clip, two_largest
 
 SLICES = (
     "T5X clips and scales each slice of a 'batch' axis by its own RMS, ours the whole tensor: 20 steps on slices whose "
     "RMS differ 10 times end 67 % of the distance travelled apart"
 )
-LEFT_OUT = "T5X's {argument} has no counterpart and is left out: {instead}"
 
 
-def optax(theirs: Arguments, step: int | None) -> Translation:
-    """optax.adafactor's arguments in our words: no learning rate is a learning rate of 1."""
-    if theirs["weight_decay_mask"] is not None:
+def _express_optax(translation: Translation, args: Arguments, step: int | None) -> None:
+    if args["weight_decay_mask"] is not None:
         raise ValueError("weight_decay_mask has no counterpart: make a group of the parameters that it masks")
-    told = _translate(theirs, theirs["learning_rate"], "decay_offset", "optax.adafactor")
-    told.keywords |= {"beta1": theirs["momentum"] or 0.0, "eps": (theirs["eps"], 1e-3)}
-    told.keywords["weight_decay"] = common.raw_decay(
-        theirs["weight_decay_rate"], told.keywords["lr"], "optax.adafactor", told.notes
-    )
-    return told
+    _express(translation, args, "decay_offset")
+    translation.keywords |= {"beta1": args["momentum"] or 0.0, "eps": (args["eps"], 1e-3)}
+    translation.set_raw_decay(args["weight_decay_rate"])
 
 
-def t5x(theirs: Arguments, step: int | None) -> Translation:
-    """T5X's arguments in our words."""
-    if theirs["learning_rate"] is None:
+def _express_t5x(translation: Translation, args: Arguments, step: int | None) -> None:
+    if args["learning_rate"] is None:
         raise ValueError("T5X's Adafactor takes no step without a learning_rate: pass it in the arguments")
-    if theirs["logical_factor_rules"] is not None:
+    if args["logical_factor_rules"] is not None:
         raise ValueError("logical_factor_rules name axes of the model: pass the rule of each path in factor_map")
-    if not isinstance(theirs["multiply_by_parameter_scale"], bool):
+    if not isinstance(args["multiply_by_parameter_scale"], bool):
         raise ValueError("multiply_by_parameter_scale must be True or False: make a group of each kind of parameter")
-    told = _translate(theirs, theirs["learning_rate"], "step_offset", "T5X's Adafactor")
-    lr, rate, exponent = told.keywords["lr"], theirs["weight_decay_rate"], theirs["weight_decay_rate_lr_exponent"]
-    if exponent:
-        rate = (rate or 1.0) * lr**exponent
-    decay = rate / lr if exponent == 1 else common.raw_decay(rate, lr, "T5X's Adafactor", told.notes)
-    told.keywords |= {
-        "beta1": theirs["beta1"] or 0.0,
-        "eps": (theirs["epsilon1"], theirs["epsilon2"]),
-        "weight_decay": decay,
-    }
+    _express(translation, args, "step_offset")
+    translation.keywords |= {"beta1": args["beta1"] or 0.0, "eps": (args["epsilon1"], args["epsilon2"])}
+    rate, exponent = args["weight_decay_rate"], args["weight_decay_rate_lr_exponent"]
+    if exponent == 1:
+        translation.keywords["weight_decay"] = rate or 1.0
+    else:
+        translation.set_raw_decay((rate or 1.0) * translation.keywords["lr"] ** exponent if exponent else rate)
     for argument, instead in (
         ("max_parameter_scale", "parameters of a larger RMS take larger steps, in proportion"),
         ("global_norm_clip_threshold", "call torch.nn.utils.clip_grad_norm_ before each step"),
     ):
-        if theirs[argument]:
-            told.notes.append(LEFT_OUT.format(argument=argument, instead=instead))
-    if any("batch" in rule for rule in (theirs["factor_map"] or {}).values()):
-        told.notes.append(SLICES)
-    return told
+        if args[argument]:
+            translation.leave_out(f"T5X's {argument}", instead)
+    if any("batch" in rule for rule in (args["factor_map"] or {}).values()):
+        translation.note(SLICES)
 
 
-def _translate(theirs: Arguments, lr: Any, offset: str, peer: str) -> Translation:
+def _express(translation: Translation, args: Arguments, offset: str) -> None:
+    """What both have in common; no learning rate is a learning rate of 1."""
+    lr = args["learning_rate"]
     if callable(lr):
-        raise ValueError(f"{peer}'s learning_rate is a schedule: pass its value and schedule lr with torch")
-    keywords = {
+        raise ValueError(f"{translation.peer}'s learning_rate is a schedule: pass its value and schedule lr with torch")
+    translation.step_offset = args[offset]
+    translation.keywords |= {
         "lr": 1.0 if lr is None else lr,
         "lr_decay": None,
-        "relative": theirs["multiply_by_parameter_scale"],
-        "decay_rate": theirs["decay_rate"],
-        "clip": common.clip(theirs["clipping_threshold"]),
+        "relative": args["multiply_by_parameter_scale"],
+        "decay_rate": args["decay_rate"],
+        "clip": clip(args["clipping_threshold"]),
     }
-    told = Translation(keywords, step_offset=theirs[offset])
-    if "float16" in str(theirs["dtype_momentum"]):
-        told.notes.append(HALF_MOMENTUM.format(peer=peer, dtype="half precision"))
-    return told
+    if "float16" in str(args["dtype_momentum"]):
+        translation.note(HALF_MOMENTUM, dtype="half precision")
 
 
-def factored(theirs: Arguments, shape: Shape, path: str) -> Axes | None:
-    """The two largest axes, of equals the later ones, if both reach the bound."""
-    if not theirs["factored"] or len(shape) < 2:
-        return None
-    first, second = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:]
-    return (first, second) if shape[first] >= theirs["min_dim_size_to_factor"] else None
-
-
-def factored_t5x(theirs: Arguments, shape: Shape, path: str) -> Axes | None:
-    """The same up to two axes; for more, the rule of the parameter's path: "row", "column", "batch" or "none"."""
-    rule = (theirs["factor_map"] or {}).get(path.replace(".", "/"))
-    if not theirs["factored"] or len(shape) < 2 or (len(shape) == 2 and (rule is None or "batch" not in rule)):
-        return factored(theirs, shape, path)
+def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
+    """Up to two axes: as optax. For more: by the rule of the path, of "row", "column", "batch" and "none"."""
+    rule = (args["factor_map"] or {}).get(path.replace(".", "/"))
+    if not args["factored"] or len(shape) < 2 or (len(shape) == 2 and (rule is None or "batch" not in rule)):
+        return two_largest(args, shape, path)
     if rule is None or len(rule) != len(shape):
         raise ValueError(
             f"{path!r} of shape {shape} needs a rule of {len(shape)} words in arguments['factor_map'], as in T5X: "
@@ -118,10 +100,10 @@ class Leaf:
     shape: Shape  # theirs
 
 
-def leaf(name: str, shape: Shape, paths: Mapping[str, Any]) -> Leaf:
+def find_leaf(name: str, shape: Shape, paths: Mapping[str, Any]) -> Leaf:
     """Find the path, and the order of axes if one is given beside it."""
-    given = paths.get(name, name)
-    path, order = (given, None) if isinstance(given, str) else given
+    place = paths.get(name, name)
+    path, order = (place, None) if isinstance(place, str) else place
     order = tuple(range(len(shape))) if order is None else tuple(order)
     if sorted(order) != list(range(len(shape))):
         raise ValueError(f"{name} of shape {shape} cannot have its axes in the order {order}")
@@ -131,62 +113,59 @@ def leaf(name: str, shape: Shape, paths: Mapping[str, Any]) -> Leaf:
 FIELDS = {"optax": ("count", "v_row", "v_col", "v"), "t5x": ("step", "param_states")}  # by which a state is known
 
 
-def read_optax(tree: Any, theirs: Arguments, leaves: Sequence[Leaf]) -> list[tuple[Moments, Axes | None]]:
-    """From `FactoredState(count, v_row, v_col, v)` and `EmaState(count, ema)`, wherever in the chain they are."""
+def read_optax(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[Moments]:
+    """Read `FactoredState(count, v_row, v_col, v)` and `EmaState(count, ema)`, wherever in the chain they are."""
     state = _only(tree, FIELDS["optax"], "optax.adafactor")
-    slots = {key: dict(_flat(state[key])) for key in ("v_row", "v_col", "v")}
-    average = list(_nodes(tree, ("count", "ema")))
-    if theirs["momentum"]:
-        slots["m"] = dict(_flat(_only(tree, ("count", "ema"), "optax.ema")["ema"]))
-    elif average:
+    slots = {key: dict(_flatten(state[key])) for key in ("v_row", "v_col", "v")}
+    if args["momentum"]:
+        slots["m"] = dict(_flatten(_only(tree, ("count", "ema"), "optax.ema")["ema"]))
+    elif next(_nodes(tree, ("count", "ema")), None):
         raise ValueError("the state has an average of updates (ema), but arguments['momentum'] is not given")
-    return _read(theirs, leaves, slots, count({"count": _tensor(state["count"])}, "count", "the state"), factored)
+    return _read(args, leaves, slots, count_steps(_tensor(state["count"]), "'count' of the state"), two_largest)
 
 
-def read_t5x(tree: Any, theirs: Arguments, leaves: Sequence[Leaf]) -> list[tuple[Moments, Axes | None]]:
-    """From `{"step", "param_states": {path: {v_row, v_col, v, m}}}`."""
+def read_t5x(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[Moments]:
+    """Read `{"step", "param_states": {path: {v_row, v_col, v, m}}}`."""
     state = _only(tree, FIELDS["t5x"], "T5X's Adafactor")
-    flat = dict(_flat(state["param_states"]))
     slots: dict[str, dict[str, Any]] = {key: {} for key in ("v_row", "v_col", "v", "m")}
-    for path, value in flat.items():
+    for path, value in _flatten(state["param_states"]):
         parent, _, key = path.rpartition("/")
         if key not in slots:
             raise ValueError(f"the state has {path!r}, which T5X's Adafactor does not keep")
         slots[key][parent] = value
-    if theirs["beta1"] is None:
+    if args["beta1"] is None:
         if extra := [path for path, m in slots["m"].items() if tuple(m.shape) != (1,)]:
             raise ValueError(f"the state has a momentum for {extra[0]!r}, but arguments['beta1'] is not given")
         del slots["m"]
-    return _read(theirs, leaves, slots, count({"step": _tensor(state["step"])}, "step", "the state"), factored_t5x)
+    return _read(args, leaves, slots, count_steps(_tensor(state["step"]), "'step' of the state"), _factored_t5x)
 
 
 def _read(
-    theirs: Arguments, leaves: Sequence[Leaf], slots: Mapping[str, Mapping[str, Any]], step: int, rule: Rule
-) -> list[tuple[Moments, Axes | None]]:
-    held = slots["v"].keys()
-    if missing := [item.path for item in leaves if item.path not in held]:
-        raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(held)))}")
-    if extra := sorted(held - {item.path for item in leaves}):
+    args: Arguments, leaves: Sequence[Leaf], slots: Mapping[str, Mapping[str, Any]], step: int, rule: Rule
+) -> list[Moments]:
+    """Return the moments of each leaf in our order of axes."""
+    paths = slots["v"].keys()
+    if missing := [leaf.path for leaf in leaves if leaf.path not in paths]:
+        raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(paths)))}")
+    if extra := sorted(paths - {leaf.path for leaf in leaves}):
         raise ValueError(f"the state has {extra[0]!r}, which is none of the parameters")
     result = []
-    for item in leaves:
-        axes = rule(theirs, item.shape, item.path)
-        tensors = {key: _tensor(values[item.path]) for key, values in slots.items() if item.path in values}
-        moments = Moments(item.shape, step, momentum=tensors.get("m"))
+    for leaf in leaves:
+        name, axes = repr(leaf.path), rule(args, leaf.shape, leaf.path)
+        tensors = {key: _tensor(values[leaf.path]) for key, values in slots.items() if leaf.path in values}
+        moments = Moments(leaf.shape, step, momentum=tensors.get("m"))
         if axes is None:
-            moments.whole = tensors["v"]
-            if tuple(moments.whole.shape) != item.shape:
-                raise ValueError(f"{item.path!r} has a 'v' of shape {tuple(moments.whole.shape)}, not {item.shape}")
+            moments.full = tensors["v"]
+            if tuple(moments.full.shape) != leaf.shape:
+                raise ValueError(f"{name} has a 'v' of shape {tuple(moments.full.shape)}, not {leaf.shape}")
         else:
-            moments.over = factors(item.shape, axes, tensors["v_row"], tensors["v_col"], repr(item.path))
-        check(moments, half=False, where=repr(item.path))
-        ours = None if axes is None else (item.order.index(axes[0]), item.order.index(axes[1]))
-        result.append((moments.permuted(item.order), ours))
+            moments.means = find_means(leaf.shape, axes, tensors["v_row"], tensors["v_col"], name)
+        result.append(moments.check(half=False, name=name).permute(leaf.order))
     return result
 
 
 def _nodes(tree: Any, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Every mapping or named tuple in the tree that has these fields."""
+    """Find every mapping or named tuple in the tree that has these fields."""
     if hasattr(tree, "_fields"):
         tree = tree._asdict()
     if isinstance(tree, Mapping):
@@ -200,27 +179,27 @@ def _nodes(tree: Any, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def recognise(tree: Any) -> str | None:
-    """Whose tree it is."""
+    """Return whose tree it is."""
     return next((source for source, fields in FIELDS.items() if next(_nodes(tree, fields), None)), None)
 
 
 def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
-    found = list(_nodes(tree, fields))
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} states of {peer} (with {', '.join(fields)}) found where one is needed")
-    return found[0]
+    nodes = list(_nodes(tree, fields))
+    if len(nodes) != 1:
+        raise ValueError(f"{len(nodes)} states of {peer} (with {', '.join(fields)}) found where one is needed")
+    return nodes[0]
 
 
-def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every array with its path, "/" between names and numbers."""
     if hasattr(tree, "_fields"):
         tree = tree._asdict()
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _flat(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
+            yield from _flatten(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
     elif isinstance(tree, (list, tuple)):
         for key, value in enumerate(tree):
-            yield from _flat(value, f"{path}/{key}" if path else str(key))
+            yield from _flatten(value, f"{path}/{key}" if path else str(key))
     elif tree is not None:
         yield path, tree
 
@@ -234,8 +213,8 @@ def _tensor(value: Any) -> Tensor:
         exact = array.dtype.kind in "iu" or array.dtype == np.float64
         # bfloat16, which NumPy lends from ml_dtypes, is unknown to torch
         value = torch.tensor(array if exact else array.astype(np.float32))
-    found: Tensor = whole(value, "a leaf of the tree")
-    return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+    tensor: Tensor = require_elements(value, "a leaf of the tree")
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 OPTAX = Peer(
@@ -254,8 +233,8 @@ OPTAX = Peer(
         "factored": True,
         "weight_decay_mask": None,
     },
-    optax,
-    factored=factored,
+    _express_optax,
+    factored=two_largest,
 )
 T5X = Peer(
     "T5X's Adafactor",
@@ -279,6 +258,6 @@ T5X = Peer(
         "max_parameter_scale": None,
         "skip_nan_updates": False,
     },
-    t5x,
-    factored=factored_t5x,
+    _express_t5x,
+    factored=_factored_t5x,
 )

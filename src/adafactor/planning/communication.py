@@ -37,19 +37,19 @@ def traffic(parameters: Iterable[tuple[Factoring, tuple[int | None, ...]]], mesh
             that is on the first dimensions only has an entry for each of these.
         mesh: how many ranks there are along each dimension.
     """
-    cuts = [
+    splits = [
         Split(factoring, tuple(a if n > 1 else None for a, n in zip(axes, mesh, strict=False)))
         for factoring, axes in parameters
     ]
     numbers = [0] * len(mesh)
-    for cut in cuts:
-        shapes = {**cut.shapes(_largest_part(cut, mesh)), "scalars": (2,)}  # ΣU², ΣX²
-        for name, over in cut.partial().items():
+    for split in splits:
+        shapes = {**split.shapes(_largest_part(split, mesh)), "scalars": (2,)}  # ΣU², ΣX²
+        for name, over in split.partial().items():
             for k in over:
                 numbers[k] += prod(shapes[name])
     busy = [k for k, n in enumerate(numbers) if n]
     for k in busy:
-        numbers[k] += 2 * sum(len(cut.axes) > k for cut in cuts)  # is the gradient there, is it finite?
+        numbers[k] += 2 * sum(len(split.axes) > k for split in splits)  # is the gradient there, is it finite?
     return Traffic(2 * len(busy), tuple(NUMBER * n for n in numbers))
 
 
@@ -58,9 +58,9 @@ def fully_sharded(shapes: Iterable[Shape], ranks: int) -> Traffic:
     return traffic([(find_factoring(shape, "outer"), (0 if shape else None,)) for shape in shapes], (ranks,))
 
 
-def _largest_part(cut: Split, mesh: tuple[int, ...]) -> Shape:
-    part = list(cut.factoring.shape)
-    for axis, ranks in zip(cut.axes, mesh, strict=False):
+def _largest_part(split: Split, mesh: tuple[int, ...]) -> Shape:
+    part = list(split.factoring.shape)
+    for axis, ranks in zip(split.axes, mesh, strict=False):
         if axis is not None:
             part[axis] = -(-part[axis] // ranks)
     return tuple(part)

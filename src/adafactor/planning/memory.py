@@ -67,11 +67,11 @@ def plan(
     chosen = list(SETTINGS.values()) if settings is None else [find_setting(key) for key in settings]
     situation = Situation(_device(device), adamw, batch or 0, tokens or 0, checkpointing, lora or 0)
     limit = None if budget is None else parse_size(budget)
-    described = find(model)
-    result = _plan(described, chosen, situation, shards, limit)
+    description = find(model)
+    result = _plan(description, chosen, situation, shards, limit)
     if result.fitting:
         return result
-    return replace(result, alternative=_alternative(described, chosen, situation, shards, limit))
+    return replace(result, alternative=_alternative(description, chosen, situation, shards, limit))
 
 
 def _plan(model: Model, settings: Sequence[Setting], situation: Situation, shards: int, budget: int | None) -> Plan:

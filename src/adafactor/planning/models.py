@@ -241,27 +241,28 @@ def _build_config(path: Path) -> torch.nn.Module:
     """Build the model that a transformers `config.json` describes, on the meta device: no weights, no network."""
     path = path / "config.json" if path.is_dir() else path
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, RecursionError) as wrong:
         raise ValueError(f"{path} is not JSON: {wrong}") from wrong
-    if not isinstance(described, dict) or not isinstance(described.get("model_type"), str):
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise ValueError(f"{path} is not a transformers config.json: it has no model_type")
     try:
         import transformers
     except ImportError as missing:
         raise ImportError(f"{path} needs transformers to be read (pip install transformers): {missing}") from missing
-    kind = described.pop("model_type")
+    kind = values.pop("model_type")
     if kind not in transformers.CONFIG_MAPPING:
         raise ValueError(f"{path}: transformers {transformers.__version__} has no model_type {kind!r}")
     try:
-        config = transformers.AutoConfig.for_model(kind, **described)
+        config = transformers.AutoConfig.for_model(kind, **values)
         with torch.device("meta"):
-            known = [name for name in config.architectures or [] if hasattr(transformers, name)]
-            made: Any = getattr(transformers, known[0])(config) if known else transformers.AutoModel.from_config(config)
+            classes = [name for name in config.architectures or [] if hasattr(transformers, name)]
+            make = getattr(transformers, classes[0]) if classes else transformers.AutoModel.from_config
+            model = make(config)
     except Exception as wrong:  # transformers has no one exception for a size that is no size
         raise ValueError(f"{path}: transformers cannot build it: {type(wrong).__name__}: {wrong}") from wrong
-    assert isinstance(made, torch.nn.Module)
-    return made
+    assert isinstance(model, torch.nn.Module)
+    return model
 
 
 def build(reference: str) -> torch.nn.Module:

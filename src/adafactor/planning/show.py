@@ -140,17 +140,17 @@ class Plan:
 
     def chart(self, width: int = 60) -> str:
         """Return a bar for each setting, each part in a mark of its own; the budget, if there is one, is a line."""
-        drawn, longest = _bars(self)
-        labels = max((len(line.label) for line, _ in drawn), default=0)
+        bars, longest = _bars(self)
+        labels = max((len(line.label) for line, _ in bars), default=0)
         rows = []
-        for line, size in drawn:
+        for line, size in bars:
             bar = "".join(MARKS[part] * length for part, length in _segments(size, longest, width))
             if self.budget is not None:
                 place = round(self.budget / longest * width)
                 bar = bar.ljust(width + 1)
                 bar = f"{bar[:place]}│{bar[place:]}".rstrip()
             rows.append(f"{line.label.ljust(labels)} {bar} {format_size(size.total)}")
-        signs = {part: MARKS[part] for part in PARTS if any(getattr(size, part) for _, size in drawn)}
+        signs = {part: MARKS[part] for part in PARTS if any(getattr(size, part) for _, size in bars)}
         signs |= {} if self.budget is None else {"budget": "│"}
         legend = "  ".join(f"{sign}\N{NO-BREAK SPACE}{name}" for name, sign in signs.items())
         return "\n".join([*rows, "", fill(legend, labels + width + 12).replace("\N{NO-BREAK SPACE}", " ")])
@@ -161,17 +161,17 @@ class Plan:
             from matplotlib.figure import Figure
         except ImportError as missing:
             raise ImportError(f"a plot needs matplotlib (pip install matplotlib): {missing}") from missing
-        drawn, longest = _bars(self)
-        figure = Figure(figsize=(9, 1.6 + 0.32 * len(drawn)), layout="constrained")
+        bars, longest = _bars(self)
+        figure = Figure(figsize=(9, 1.6 + 0.32 * len(bars)), layout="constrained")
         axes = figure.subplots()
-        labels = [line.label for line, _ in drawn]
-        start = [0.0] * len(drawn)
+        labels = [line.label for line, _ in bars]
+        start = [0.0] * len(bars)
         for part in PARTS:
-            lengths = [getattr(size, part) / 2**30 for _, size in drawn]
+            lengths = [getattr(size, part) / 2**30 for _, size in bars]
             if any(lengths):
                 axes.barh(labels, lengths, left=start, color=COLOURS[part], label=part, height=0.7)
                 start = [a + b for a, b in zip(start, lengths, strict=True)]
-        for place, (_, size) in enumerate(drawn):
+        for place, (_, size) in enumerate(bars):
             axes.annotate(
                 format_size(size.total),
                 (start[place], place),
@@ -359,7 +359,7 @@ def _code(plan: Plan, line: Line) -> list[str]:
         f"optimizer = Adafactor(model.named_parameters(){setting.keywords})": True,
         "step_in_backward(model, optimizer)": setting.in_backward,
     }
-    return [row for row, wanted in rows.items() if wanted]
+    return [row for row, is_needed in rows.items() if is_needed]
 
 
 def _line_as_dict(plan: Plan, line: Line) -> dict[str, Any]:
@@ -376,8 +376,8 @@ def _line_as_dict(plan: Plan, line: Line) -> dict[str, Any]:
 
 def _bars(plan: Plan) -> tuple[list[tuple[Line, Bytes]], int]:
     """Every line that has a bar, its bytes on a device, and the bytes of the longest bar or the budget."""
-    drawn = [(line, line.device) for line in plan.lines if line.device is not None]
-    return drawn, max([plan.budget or 1, *(size.total for _, size in drawn)])
+    bars = [(line, line.device) for line in plan.lines if line.device is not None]
+    return bars, max([plan.budget or 1, *(size.total for _, size in bars)])
 
 
 def _segments(size: Bytes, longest: int, width: int) -> list[tuple[str, int]]:
