@@ -135,7 +135,7 @@ def count(model: Model) -> Count:
         uploads[3] - uploads[2],
         uploads[2] - uploads[1],
         moved(found),
-        sum((t.scratch + t.vectors) * w.stat.itemsize for w, t in zip(found, tables, strict=True)),
+        sum((t.scratch + 2 * t.vectors) * w.stat.itemsize for w, t in zip(found, tables, strict=True)),
     )
 
 
@@ -261,13 +261,13 @@ def traffic() -> str:
         rows.append([
             model.label,
             f"{model.parameters / 1e6:,.1f} M",
-            *(f"{each.get(name, 0):.2f}" for name in ("check", "first walk", "fold", "last walk")),
+            *(f"{each.get(name, 0):.2f}" for name in ("begin step", "first pass", "fold", "last pass")),
             f"**{ours.bytes / model.parameters:.2f}**",
             f"{FLOOR[model.dtype]}",
             f"{ADAMW[model.dtype]}",
         ])  # fmt: skip
     return table(
-        ["model", "parameters", "check", "first walk", "fold", "last walk", "in all", "floor", "AdamW, fused"], rows
+        ["model", "parameters", "check", "first pass", "fold", "last pass", "in all", "floor", "AdamW, fused"], rows
     )
 
 

@@ -28,7 +28,6 @@ needs.triton()
 from adafactor.check import trial, verdict  # noqa: E402
 from adafactor.kernels import triton as backend  # noqa: E402
 from adafactor.kernels.triton import executor as work  # noqa: E402
-from adafactor.kernels.triton.last_walk import CHECK, MEASURE, STEP  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -180,17 +179,18 @@ def test_every_launch_is_timed_apart(on_cpu: None, monkeypatch: pytest.MonkeyPat
     queue = Queue()
 
     def launch(kernel: Any, programs: int, arguments: Any, options: Any) -> None:
-        modes = {MEASURE.value: 5, CHECK.value: 4, STEP.value: 3}
-        for _ in range({"first_walk": 1, "fold": 2}.get(kernel.__name__) or modes[arguments[-1]]):
+        for _ in range({"first_pass": 1, "fold": 2, "last_pass": 3, "begin_step": 4, "measure": 5}[kernel.__name__]):
             queue.work()
 
     monkeypatch.setattr(work, "launch", launch)
     found = gpu_times.time_launches(card(queue), SUITES["tiny"], "float32", 3)
-    # two kinds: tensors whose rows are a multiple of 16 and others
-    assert [x.name for x in found if x.number == 2] == ["check", "measure", "first walk", "fold", "last walk"]
-    assert [x.seconds for x in found] == pytest.approx([8e-3, 10e-3, 2e-3, 4e-3, 6e-3])
+    # two kinds: tensors whose rows are a multiple of 16 and others; of each, rows of several lengths
+    assert [x.name for x in found] == ["begin step", "measure", "first pass", "fold", "last pass"]
+    assert [x.number for x in found if x.name != "first pass"] == [2] * 4
+    each = {x.name: x.seconds / x.number for x in found}
+    assert list(each.values()) == pytest.approx([4e-3, 5e-3, 1e-3, 2e-3, 3e-3])
     elements = SUITES["tiny"].parameters
-    last = next(x for x in found if x.name == "last walk")
+    last = next(x for x in found if x.name == "last pass")
     assert 12 * elements < last.bytes < 14 * elements and last.bandwidth == pytest.approx(last.bytes / 6e-3)
 
 
@@ -208,14 +208,14 @@ def test_the_block_for_an_issue_has_every_figure() -> None:
         Timing("adamw-fused", "float32", [2e-3], 8_000_000, None, None),
     ]
     measured = Measured("gpt2", "GPT-2 small", 148, 1_000_000, True, 1e12, timings)
-    launches = [gpu_times.Launch("first walk", 2, 4e-4, 200_000_000), gpu_times.Launch("measure", 1, 1e-5, 0)]
+    launches = [gpu_times.Launch("first pass", 2, 4e-4, 200_000_000), gpu_times.Launch("measure", 1, 1e-5, 0)]
     text = gpu_times.show([gpu_times.Times(measured, "float32", launches, {"torch-loop": "not installed"})])
     assert text.splitlines() == [
         "GPT-2 small, float32: 148 tensors, 1,000,000 parameters",
         "  a copy moves 1,000 GB/s",
         "  adafactor, triton                    1.00 ms   1.00 x  state 5.00 kB",
         "  torch.optim.AdamW, fused             2.00 ms   2.00 x  state 8.00 MB",
-        "    first walk, 2 launches            0.400 ms      500 GB/s   50 % of a copy",
+        "    first pass, 2 launches            0.400 ms      500 GB/s   50 % of a copy",
         "    measure                          0.0100 ms",
         "  torch.optim.Adafactor, loop: not installed",
     ]

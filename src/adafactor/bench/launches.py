@@ -35,14 +35,9 @@ class Launches:
         work.launch = self._real
 
     def _launch(self, kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        from adafactor.kernels.triton.last_walk import CHECK, MEASURE
-
         if not programs:
             return
-        name = str(kernel.__name__).replace("_", " ")
-        if name == "last walk":
-            name = {CHECK.value: "check", MEASURE.value: "measure"}.get(arguments[-1], name)
-        self.names.append(name)
+        self.names.append(str(kernel.__name__).replace("_", " "))
         if self.card is not None:
             first, last = (self.card.module.Event(enable_timing=True) for _ in range(2))
             first.record()
@@ -71,30 +66,32 @@ def moved(works: Sequence[Executor]) -> dict[str, int]:
     Tables and scalars are left out: they are a few bytes for thousands of elements.
     """
     from adafactor.kernels.triton import fields as f
-    from adafactor.kernels.triton.cut import checked
+    from adafactor.kernels.triton.sizes import checked
+    from adafactor.kernels.triton.table import units_of
 
     found: dict[str, int] = defaultdict(int)
     for work in works:
         kind, stat = work.kind, work.stat.itemsize
-        pieces = work.table.tensors[:, f.PIECES.value].tolist()
-        for parameter, cut_into in zip(work.parameters, pieces, strict=True):
+        tiles = work.table.tensors[:, f.TILES.value].tolist()
+        for parameter, own in zip(work.parameters, tiles, strict=True):
             x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
-            how = work.table.cuts[parameter]
+            how = work.table.tilings[parameter]
             first = g + (stat if kind.momentum == 2 else 0)  # an element
             last = g + 2 * x + (2 * stat if kind.momentum else 0) + (2 * x if kind.rounding == 2 else 0)
             found["measure"] += x * count
             if parameter.settings.relative:
-                found["check"] += x * count * min(len(checked(cut_into)) + 1, cut_into) // cut_into
-            if "full" in parameter.state:
-                found["first walk"] += (first + stat) * count
-                found["last walk"] += (last + 2 * stat) * count
+                found["begin step"] += x * count * min(len(checked(own)) + 1, own) // own
+            if how is None:
+                found["first pass"] += (first + stat) * count
+                found["last pass"] += (last + 2 * stat) * count
                 continue
             rows, columns, stack = _matrices(work, parameter)
-            partial = 2 * how.units(rows) * columns * stack * stat  # column sums of G² and of G²/R
-            twice = how.is_long and not (kind.aligned and columns <= 2 * kind.held)
-            found["first walk"] += (2 if twice else 1) * first * count + partial + 2 * rows * stack * stat
-            found["fold"] += partial + 2 * columns * stack * stat
-            found["last walk"] += last * count + 2 * (rows + columns) * stack * stat
+            units = -(-rows // units_of(parameter, how))
+            partial = 2 * units * columns * stack * stat  # column sums of G² and of G²/R
+            reads = 1 if kind.first_pass(how)["CHUNKS"] else 2
+            found["first pass"] += reads * first * count + partial + 3 * rows * stack * stat
+            found["fold"] += partial + 3 * columns * stack * stat
+            found["last pass"] += last * count + 3 * (rows + columns) * stack * stat
     return dict(found)
 
 
