@@ -33,7 +33,6 @@ from tests.kernels import needs
 needs.triton()
 from adafactor.kernels import triton as backend  # noqa: E402
 from adafactor.kernels.triton import executor as work  # noqa: E402
-from adafactor.kernels.triton.last_walk import CHECK, MEASURE, STEP  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -197,8 +196,7 @@ def test_every_pass_is_timed_apart_in_every_variant(on_cpu: None, monkeypatch: p
     queue = SlowQueue()
 
     def launch(kernel: Any, programs: int, arguments: Any, options: Any) -> None:
-        modes = {MEASURE.value: 5, CHECK.value: 4, STEP.value: 3}
-        for _ in range({"first_walk": 1, "fold": 2}.get(kernel.__name__) or modes[arguments[-1]]):
+        for _ in range({"first_pass": 1, "fold": 2, "last_pass": 3, "begin_step": 4, "measure": 5}[kernel.__name__]):
             queue.work()
 
     def other(params: Any) -> Any:
@@ -218,14 +216,14 @@ def test_every_pass_is_timed_apart_in_every_variant(on_cpu: None, monkeypatch: p
         assert not times.problems, times.problems
         elements = times.rows * times.columns
         assert {name: round(1e3 * value) for name, value in times.passes.items()} == {
-            "check": 4 + 1,
+            "begin step": 4 + 1,
             "measure": 5 + 1,
-            "first walk": 1 + 1,
+            "first pass": 1 + 1,
             "fold": 2 + 1,
-            "last walk": 3 + 1,
+            "last pass": 3 + 1,
         }
         one = size * elements
-        assert times.bytes == {OURS: 4 * one, "first walk": one, "last walk": 3 * one}
+        assert times.bytes == {OURS: 4 * one, "first pass": one, "last pass": 3 * one}
         assert times.steps == {OURS: pytest.approx(26e-3), "torch.optim.AdamW, fused": pytest.approx(3e-3)}
         assert times.copy_bandwidth == pytest.approx(2 * size * elements / 1e-3)
 
@@ -266,13 +264,13 @@ def test_the_launcher_is_given_back(on_cpu: None) -> None:
 
 
 def test_the_block_for_an_issue_has_every_number() -> None:
-    passes, least = {"first walk": 4e-4, "fold": 1e-5}, {"first walk": 200_000_000, OURS: 500_000_000}
+    passes, least = {"first pass": 4e-4, "fold": 1e-5}, {"first pass": 200_000_000, OURS: 500_000_000}
     narrow = Times("float32", 2**17, 768, 0.8e12, {OURS: 1e-3, "torch.optim.AdamW, fused": 2e-3}, passes, least)
-    wide = Times("float32", 2**15, 4096, 0.9e12, {OURS: 2e-3}, {"first walk": 8e-4}, least)
+    wide = Times("float32", 2**15, 4096, 0.9e12, {OURS: 2e-3}, {"first pass": 8e-4}, least)
     assert timing.show([narrow, wide], 1e12).splitlines() == [
         "float32: ms, and share of the nominal 1,000 GB/s; matrices of about 128 M elements",
         "  columns                                768            4096",
-        "  first walk                     0.400  50 %     0.800  25 %",
+        "  first pass                     0.400  50 %     0.800  25 %",
         "  fold                           0.010                     -",
         "  adafactor, triton              1.000  50 %     2.000  25 %",
         "  torch.optim.AdamW, fused       2.000                     -",

@@ -102,14 +102,9 @@ class Launches:
         executor.launch = self._real
 
     def _launch(self, kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        from adafactor.kernels.triton.last_walk import CHECK, MEASURE
-
         if not programs:
             return
-        name = str(kernel.__name__).replace("_", " ")
-        if name == "last walk":
-            name = {CHECK.value: "check", MEASURE.value: "measure"}.get(arguments[-1], name)
-        self.names.append(name)
+        self.names.append(str(kernel.__name__).replace("_", " "))
         if self.module is not None:
             first, last = (self.module.Event(enable_timing=True) for _ in range(2))
             first.record()
@@ -207,7 +202,7 @@ def _take_turns(times: Times, make: Make, device: torch.device, module: Any, var
     times.steps = {name: statistics.median(values) for name, values in steps.items()}
     times.passes = {name: statistics.median(values) for name, values in passes.items()}
     first, last = g.nbytes, g.nbytes + 2 * g.numel() * variant.x.itemsize
-    times.bytes = {OURS: first + last, "first walk": first, "last walk": last}
+    times.bytes = {OURS: first + last, "first pass": first, "last pass": last}
 
 
 @contextmanager
