@@ -79,6 +79,7 @@ class Count:
 
     kinds: int  # of tensors: dtypes, aligned or not
     chunks: int
+    first_passes: int  # launches of it: for each chunk as many as there are ways to hold rows
     first_step: int  # launches
     step: int
     uploads: int  # of a step whose gradients have moved
@@ -130,6 +131,7 @@ def count(model: Model) -> Count:
     return Count(
         len(works),
         sum(len(table.chunks) for table in tables),
+        sum(len(chunk.units) for table in tables for chunk in table.chunks),
         launches[0],
         launches[2],
         uploads[3] - uploads[2],
@@ -281,13 +283,24 @@ def details() -> str:
             model.label,
             f"{ours.kinds}",
             f"{ours.chunks}",
+            f"{ours.first_passes}",
             f"{ours.step}",
             f"{ours.first_step}",
             f"{ours.idle_uploads}",
             f"{ours.uploads}",
             f"{ours.scratch / 1e6:.1f} MB, {100 * ours.scratch / size:.1f} %",
         ])  # fmt: skip
-    heads = ["model", "kinds", "chunks", "launches", "first step", "uploads", "gradients elsewhere", "scratch"]
+    heads = [
+        "model",
+        "kinds",
+        "chunks",
+        "first passes",
+        "launches",
+        "first step",
+        "uploads",
+        "gradients elsewhere",
+        "scratch",
+    ]
     return table(heads, rows)
 
 
