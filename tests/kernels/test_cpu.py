@@ -24,7 +24,7 @@ from adafactor import Adafactor
 from adafactor.bench import memory
 from adafactor.core import equations
 from adafactor.kernels.cpu import native
-from adafactor.kernels.cpu.native import elements, factors
+from adafactor.kernels.cpu.native import factors, intrinsics
 from tests import inside
 
 SHAPES = [(300, 200), (64, 3, 3, 3), (5, 40, 30), (7,), (), (1, 9), (2000,), (129, 1030)]
@@ -236,12 +236,12 @@ def test_numbers_are_rounded_to_16_bits_as_torch_rounds_them() -> None:
 
 @njit
 def _read(value: Any) -> Any:
-    return elements.widen(value, np.float32(0))
+    return intrinsics.widen(value, np.float32(0))
 
 
 @njit
 def _write(value: Any, like: Any) -> Any:
-    return elements.narrow(value, like)
+    return intrinsics.narrow(value, like)
 
 
 def test_a_step_reserves_vectors_only() -> None:

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{dtype}, momentum {momentum}, rounding {rounding}: {time.perf_counter() - started:.1f} s", flush=True)
     from adafactor.kernels.cpu.native import control, machine_code
 
-    _ = control().hand_out  # for sharded parameters
+    _ = control().assign_scratch  # for sharded parameters
     files = machine_code.kept()
     if not files:
         print("Nothing could be kept: the warning says why.")

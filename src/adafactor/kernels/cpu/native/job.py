@@ -1,74 +1,145 @@
-"""One tensor as a record that Python fills in by name and the loops read; its units and its scratch."""
+"""One tensor as a record that Python fills in by name and the loops read; its chunks, its lines and its scratch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
 from numba.extending import register_jitable
 
-from adafactor.kernels import memory_order as memory_order
-from adafactor.kernels.cpu.native.elements import OPTIONS, Source, array_at, as_written, summing
+from adafactor.kernels import memory_order
+from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written, summing
+from adafactor.kernels.cpu.native.elements import Dtypes
+from adafactor.kernels.cpu.native.intrinsics import Array, array_at, view
 
-WIDTH = memory_order.WIDTH
+WIDTH, RESULTS = memory_order.WIDTH, memory_order.RESULTS
 TALL = 64  # rows that are summed in the statistics' precision
+TINY = 1e-30  # a mean square below which squares in float32 lose digits, or vanish
 
 
-def numbers(count: int) -> Any:
+def numbers(count: int) -> list[int]:
     """Return 0, 1, … as NumPy's integers: for every one of Python's, Numba compiles what is called with it anew."""
-    return map(np.int64, range(count))
+    return cast(list[int], list(map(np.int64, range(count))))
 
 
 OUTER, ROW, COLUMN, FULL = range(4)  # estimator: along P and Q, along P only, along Q only, unfactored
 NONE, OF_UPDATE, OF_GRADIENT = range(3)  # momentum
 NEAREST, STOCHASTIC, KAHAN = range(3)  # rounding
-MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, REPAIR, END = numbers(8)  # the phases of a step
+MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, CORRECT, END = numbers(8)  # the phases of a step
 CHECK = END + 1  # no phase: asks the loop of APPLY to sum two lines again (see `carry`)
-RESULTS = memory_order.RESULTS
-FIRST, SECOND, THIRD = numbers(3)  # of a unit's results
+FIRST, SECOND, THIRD = numbers(3)  # of a chunk's results
 
 
-def _fields(dtype: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, dtype) for name in names.split()]
+class Job:
+    """The fields of a job. An address of 0 stands for what the tensor does not have."""
 
-
-INTEGER, DOUBLE = np.int64, np.float64
-JOB = np.dtype([
-    # Geometry: the sizes (see `native`), the strides of X and of G along B, P and S, P's per unit, units per B.
-    *_fields(INTEGER, "B P S Q K xb xp xs gb gp gs rows cuts"),
-    # Choices. `swapped`: P is the paper's column axis. `measures_x`: ΣX² is wanted before X is written.
-    *_fields(INTEGER, "estimator swapped momentum rounding relative measures_x ignore"),
-    # Constants: the lengths by which sums become means (of the whole tensor, where this is a shard), the settings
-    # (clip = 0: no clipping), the number of elements of the whole, and −1 to maximise.
-    *_fields(DOUBLE, "n_rows n_cols eps1 eps2 clip count sign"),
-    # Addresses of X, G, V̂, momentum, compensation, step count, R along P and C along Q. An offsets array says where
-    # the state keeps each entry of a factor, in elements; 0: in the order of the walk. `known_mean`: mean(R), where
-    # only a part of R is here; 0: it is computed.
-    *_fields(INTEGER, "x g full m compensation t row_state col_state row_offsets col_offsets known_mean"),
+    # Geometry: B × P × S × Q × K (see `native`), and the strides of X and of G along B, P and S.
+    B: int
+    P: int
+    S: int
+    Q: int
+    K: int
+    xb: int
+    xp: int
+    xs: int
+    gb: int
+    gp: int
+    gs: int
+    rows: int  # P's per chunk
+    chunks: int  # per B
+    # Choices.
+    estimator: int
+    swapped: int  # P is the paper's column axis
+    momentum: int
+    rounding: int
+    relative: int
+    measures_x: int  # ΣX² is wanted before X is written
+    ignore: int  # whether G is finite
+    # Constants; of the whole tensor, where this is a shard.
+    n_rows: float  # the lengths by which sums become means
+    n_cols: float
+    eps1: float
+    eps2: float
+    clip: float  # 0: no clipping
+    count: float  # elements
+    sign: float  # −1 to maximise
+    # Addresses of X, G and the state.
+    x: int
+    g: int
+    full: int
+    m: int
+    compensation: int
+    t: int
+    row_state: int  # R along P, C along Q
+    col_state: int
+    row_offsets: int  # where the state keeps each entry of a factor, in elements; 0: in the order of memory
+    col_offsets: int
+    known_mean: int  # mean(R), where only a part of R is here; 0: it is computed
     # Random numbers: the keys of this step; the number of X's first element, and what is added along B, P, S, Q·K.
-    *_fields(INTEGER, "key1 key2 origin nb np ns nq"),
-    # Of this step: a job that is not present is passed over; the rates.
-    *_fields(INTEGER, "present"),
-    *_fields(DOUBLE, "beta2 w1 w2 rho decay"),
-    # Results of this step. `finite` is a number that is finite if all of G² is. The step is X·decay − scale·U.
-    *_fields(INTEGER, "taken clips"),
-    *_fields(DOUBLE, "finite u2 x2 scale alpha rms_x rms_u"),
-    # Carried from step to step, see `carry`; the second line says what became of it in this step.
-    *_fields(INTEGER, "carries_x2 x2_confirmed heaviest_line"),
-    *_fields(DOUBLE, "x2_after heaviest_x2"),
-    *_fields(INTEGER, "reads_x2 repairs"),
-    *_fields(DOUBLE, "checked_x2 scale_used"),
-    # Figures for the report: counts since they were last read, and the last step that was taken.
-    *_fields(INTEGER, "steps clipped skipped"),
-    *_fields(DOUBLE, "noted_beta2 noted_alpha noted_rms_x noted_rms_u"),
+    key1: int
+    key2: int
+    origin: int
+    nb: int
+    np: int
+    ns: int
+    nq: int
+    # This step: a job that is not present is passed over; the rates.
+    present: int
+    beta2: float
+    w1: float
+    w2: float
+    rho: float
+    decay: float
+    # Results of this step, which is X·decay − scale·U.
+    taken: int
+    is_clipped: int
+    finite: float  # a number that is finite if all of G² is
+    u2: float
+    x2: float
+    scale: float
+    alpha: float
+    rms_x: float
+    rms_u: float
+    # Carried from step to step, and what became of it in this step (see `carry`).
+    carries_x2: int
+    x2_confirmed: int
+    heaviest_line: int
+    x2_after: float
+    heaviest_x2: float
+    reads_x2: int
+    needs_correction: int
+    checked_x2: float
+    scale_used: float
+    # For the report: counts since they were last read, and the last step that was taken.
+    steps: int
+    clipped: int
+    skipped: int
+    noted_beta2: float
+    noted_alpha: float
+    noted_rms_x: float
+    noted_rms_u: float
     # Addresses of scratch, set by `assign_addresses`.
-    *_fields(INTEGER, "row col row_scale col_scale means partial column_energy units"),
-])  # fmt: skip
+    row: int
+    col: int
+    row_scale: int
+    col_scale: int
+    means: int
+    partial: int
+    column_energy: int
+    results: int
 
+
+def record(fields: type) -> np.dtype[Any]:
+    """Return the NumPy type of a record with the fields that a class declares."""
+    hints = get_type_hints(fields)
+    return np.dtype([(name, np.int64 if dtype is int else np.float64) for name, dtype in hints.items()])
+
+
+JOB = record(Job)
 scratch_lengths = register_jitable(**OPTIONS)(memory_order.scratch_lengths)
 
 
-def new_jobs(count: int) -> Any:
+def new_jobs(count: int) -> Array:
     """Make a table of jobs: all fields are zero but those with another default."""
     jobs = np.zeros(count, JOB)
     jobs["present"] = jobs["x2_confirmed"] = 1
@@ -78,27 +149,60 @@ def new_jobs(count: int) -> Any:
 
 
 @as_written
-def job_at(address: int) -> Any:
+def job_at(address: int) -> Job:
     """Return the job at an address."""
-    return array_at(address, 1, JOB)[0]
+    job: Job = array_at(address, 1, JOB)[0]
+    return job
+
+
+# ---- lines
+
+
+class Source(NamedTuple):
+    """Where G lies, or the momentum in its place: an address, and strides along B, P, S."""
+
+    address: int
+    b: int
+    p: int
+    s: int
+
+
+class Line(NamedTuple):
+    """Where a line lies: its number, and where it begins in X, in the numerator of U and in 1/√C, in elements."""
+
+    number: int
+    x: int
+    g: int
+    col: int
+
+
+class Stretch(NamedTuple):
+    """A stretch of a line: X, the momentum, the numerator of U, and 1/√C."""
+
+    x: Array
+    m: Array
+    g: Array
+    col: Array
+
+
+class Flat(NamedTuple):
+    """A stretch of an unfactored tensor: all that lies along it."""
+
+    x: Array
+    compensation: Array
+    m: Array
+    g: Array
+    v: Array
 
 
 @summing
-def span(job: Any, unit: int) -> Any:
-    """Return a unit's index along B, its first P, and the P after its last."""
-    b = unit // job.cuts
-    start = (unit - b * job.cuts) * job.rows
-    return b, start, min(job.P, start + job.rows)
-
-
-@summing
-def gradient(job: Any) -> Any:
+def gradient(job: Job) -> Source:
     """Say where G lies."""
     return Source(job.g, job.gb, job.gp, job.gs)
 
 
 @summing
-def numerator(job: Any) -> Any:
+def numerator(job: Job) -> Source:
     """Say where the numerator of U lies: the momentum of the gradient, if there is one, else G."""
     if job.momentum == OF_GRADIENT:
         return Source(job.m, job.xb, job.xp, job.xs)
@@ -106,34 +210,51 @@ def numerator(job: Any) -> Any:
 
 
 @summing
-def count_of_results(job: Any) -> Any:
-    """Return how many results the units have: RESULTS numbers for each."""
-    return RESULTS * job.B * job.cuts
-
-
-@as_written
-def total_of(job: Any, which: int) -> Any:
-    """Add up one of the results over the units, always in the same order."""
-    total, results = 0.0, array_at(job.units, count_of_results(job), np.float64)
-    for i in range(which, len(results), RESULTS):
-        total += results[i]
-    return total
-
-
-@as_written
-def elements_of(job: Any) -> Any:
-    """Return how many elements of the tensor are here."""
-    return job.B * job.P * job.S * job.Q * job.K
-
-
-@as_written
-def energy_in_first_walk(job: Any) -> Any:
-    """Say whether ΣU² comes out of the first walk (see `energy`): where all of R is here, and U is made of G."""
-    return job.estimator != FULL and job.momentum != OF_GRADIENT and job.count == elements_of(job)
+def span(job: Job, chunk: int) -> tuple[int, int, int]:
+    """Return a chunk's index along B, its first P, and the P after its last."""
+    b = chunk // job.chunks
+    start = (chunk - b * job.chunks) * job.rows
+    return b, start, min(job.P, start + job.rows)
 
 
 @summing
-def tile_length(job: Any) -> Any:
+def line_at(job: Job, of: Source, b: int, p: int, s: int) -> Line:
+    """Return the line at p and s."""
+    return Line(
+        (b * job.P + p) * job.S + s,
+        b * job.xb + p * job.xp + s * job.xs,
+        b * of.b + p * of.p + s * of.s,
+        (b * job.S + s) * job.Q * job.K,
+    )
+
+
+@summing
+def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, dtypes: Dtypes) -> Stretch:
+    """Return at most `size` numbers of a line, from q on."""
+    width = min(size, job.Q * job.K - q)
+    return Stretch(
+        view(job.x, line.x + q, width, dtypes.x),
+        view(job.m, line.x + q, width, dtypes.stat),
+        view(of.address, line.g + q, width, dtypes.g),
+        view(job.col_scale, line.col + q, width, dtypes.stat),
+    )
+
+
+@summing
+def flat_at(job: Job, start: int, size: int, dtypes: Dtypes) -> Flat:
+    """Return `size` numbers of an unfactored tensor; V̂ stands in for a momentum that there is not."""
+    v = view(job.full, start, size, dtypes.stat)
+    return Flat(
+        view(job.x, start, size, dtypes.x),
+        view(job.compensation, start, size, dtypes.x),
+        view(job.m, start, size, dtypes.stat) if job.momentum != NONE else v,
+        view(job.g, start, size, dtypes.g),
+        v,
+    )
+
+
+@summing
+def tile_length(job: Job) -> int:
     """Return the length of a tile: 2ⁱ·K numbers, about WIDTH/4.
 
     That is long enough to vectorise when K is small; and a power of two of slices can be filled by doubling.
@@ -144,23 +265,63 @@ def tile_length(job: Any) -> Any:
     return size
 
 
+# ---- sums
+
+
 @as_written
-def thread_scratch(job: Any) -> Any:
+def elements_of(job: Job) -> int:
+    """Return how many elements of the tensor are here."""
+    return job.B * job.P * job.S * job.Q * job.K
+
+
+@as_written
+def set_results(job: Job, chunk: int, first: float, second: float, third: float, fourth: float) -> None:
+    """Leave a chunk's sums for the end of the phase."""
+    results = view(job.results, RESULTS * chunk, RESULTS, np.float64)
+    results[0], results[1], results[2], results[3] = first, second, third, fourth
+
+
+@as_written
+def total_of(job: Job, which: int) -> float:
+    """Add up one of the results over the chunks, always in the same order."""
+    total, results = 0.0, array_at(job.results, RESULTS * job.B * job.chunks, np.float64)
+    for i in range(which, len(results), RESULTS):
+        total += results[i]
+    return total
+
+
+@as_written
+def is_accurate(job: Job, total: float) -> bool:
+    """Say whether a sum of squares that was taken in float32 is right: neither overflow nor underflow took part."""
+    return np.isfinite(total) and total >= TINY * elements_of(job)
+
+
+@as_written
+def energy_in_first_pass(job: Job) -> bool:
+    """Say whether ΣU² comes out of the first pass (see `energy`): where all of R is here, and U is made of G."""
+    return job.estimator != FULL and job.momentum != OF_GRADIENT and job.count == elements_of(job)
+
+
+# ---- scratch
+
+
+@as_written
+def thread_scratch(job: Job) -> int:
     """Return how many numbers of the statistics' type a thread needs for a job, besides the job's own scratch.
 
-    They are the sums and the energy of a unit's columns, four tiles, and a part of a line.
+    They are the sums and the energy of a chunk's columns, four tiles, and a stretch of a line.
     """
     return 2 * job.S * job.Q * job.K + 4 * max(job.K, WIDTH // 4) + WIDTH
 
 
 @as_written
-def scratch_of(job: Any) -> Any:
+def scratch_of(job: Job) -> tuple[int, ...]:
     """Return the lengths of a job's scratch vectors, in doubles."""
-    return scratch_lengths((job.B, job.P, job.S, job.Q, job.K), job.cuts, job.estimator != FULL)
+    return scratch_lengths((job.B, job.P, job.S, job.Q, job.K), job.chunks, job.estimator != FULL)
 
 
 @as_written
-def scratch_size(job: Any) -> Any:
+def scratch_size(job: Job) -> int:
     """Return how many doubles of scratch a job needs."""
     size = 0
     for length in scratch_of(job):
@@ -169,7 +330,7 @@ def scratch_size(job: Any) -> Any:
 
 
 @as_written
-def assign_addresses(job: Any, base: int) -> None:
+def assign_addresses(job: Job, base: int) -> None:
     """Lay out a job's scratch from an address on: its vectors, one after the other."""
     row, col, row_scale, col_scale, means, partial, column_energy, _ = scratch_of(job)
     job.row = base
@@ -179,4 +340,4 @@ def assign_addresses(job: Any, base: int) -> None:
     job.means = job.col_scale + 8 * col_scale
     job.partial = job.means + 8 * means
     job.column_energy = job.partial + 8 * partial
-    job.units = job.column_energy + 8 * column_energy
+    job.results = job.column_energy + 8 * column_energy
