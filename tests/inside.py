@@ -102,7 +102,6 @@ def forget_loaded_parts() -> None:
     from adafactor.kernels.cpu import native
 
     native.ready.cache_clear()
-    native.parts.parts_of.cache_clear()
 
 
 def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:

@@ -18,7 +18,7 @@ do not depend on the number of threads, and their sums are added in one order, s
 
 | file | what is in it |
 |---|---|
-| `job` | the record of a tensor, its chunks, its lines, its scratch |
+| `jobs` | the record of a tensor, its chunks, its lines, its scratch |
 | `intrinsics`, `elements`, `lines` | instructions; numbers; the innermost loops |
 | `moments`, `energy`, `factors`, `apply`, `carry` | what is done in each phase |
 | `parts` | these compiled for the types of a tensor |
@@ -31,8 +31,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from array import array
-from collections.abc import Callable
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ from adafactor.kernels.cpu import threads
 from adafactor.kernels.cpu.native import compiling, machine_code, parts, schedule
 from adafactor.kernels.cpu.native.elements import Dtypes
 from adafactor.kernels.cpu.native.intrinsics import Array
-from adafactor.kernels.cpu.native.job import (
+from adafactor.kernels.cpu.native.jobs import (
     APPLY,
     COLUMN,
     CONCLUDE,
@@ -61,6 +60,7 @@ from adafactor.kernels.cpu.native.job import (
     OF_UPDATE,
     OUTER,
     ROW,
+    SCRATCH,
     STOCHASTIC,
     new_jobs,
 )
@@ -72,7 +72,6 @@ __all__ = [
 ]  # fmt: skip
 
 SMALL = 2**20  # elements up to which a tensor is one thread's alone, if there are enough for all (measured: two cores)
-LINE = schedule.CACHE_LINE  # vectors that begin with one are loaded faster (measured: up to 10 % of a step)
 
 STORED = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16, torch.float16: np.int16}
 KINDS = {
@@ -80,7 +79,6 @@ KINDS = {
     for x, g in itertools.product(STORED, STORED)
     if memory_order.stored(x, g)
 }
-Compiled = Callable[[int], None]  # takes the address of a plan
 
 
 class Control:
@@ -88,19 +86,12 @@ class Control:
 
     def __init__(self) -> None:
         """Load or compile them."""
-        functions = schedule.plan_step, schedule.init_counters, schedule.read_counts, schedule.enter, schedule.close
-        self.plan_step, self.init_counters, self.read_counts, enter, close = self._load(*functions)
-        self.team = threads.Team(enter, close)
-
-    @cached_property
-    def assign_scratch(self) -> Compiled:
-        """Load what is needed only where a step is taken phase by phase."""
-        return self._load(schedule.assign_scratch)[0]
-
-    def _load(self, *functions: Compiled) -> list[Compiled]:
+        functions = schedule.plan_step, schedule.init_memory, schedule.read_counts, schedule.enter, schedule.close
         wanted = {f.__name__: partial(compiling.machine_code, f, f.__name__, arguments=1) for f in functions}
         found = machine_code.addresses(wanted, "what all steps share")
-        return [ctypes.CFUNCTYPE(None, ctypes.c_int64)(address) for address in found]
+        compiled = [ctypes.CFUNCTYPE(None, ctypes.c_int64)(address) for address in found]  # each takes that of a plan
+        self.plan_step, self.init_memory, self.read_counts, enter, close = compiled
+        self.team = threads.Team(enter, close)
 
 
 @lru_cache(maxsize=1)
@@ -113,7 +104,7 @@ def control() -> Control:
 def ready(dtypes: Dtypes) -> parts.Parts:
     """Make the code ready that all dtypes share; `walk` adds what certain tensors need."""
     control()
-    return parts.parts_of(dtypes)
+    return parts.Parts(dtypes)
 
 
 def walk(
@@ -121,7 +112,7 @@ def walk(
 ) -> None:
     """Take all jobs that are present through the phases from `first` up to, but without, `last`, on torch's threads.
 
-    The jobs come with the largest first, else a large tensor may be left to one thread. Some phases only need
+    The jobs come with the largest first, else a large tensor may be left to one thread. A part of a step needs
     `scratch`, which `assign_scratch` has given to the jobs: their vectors stay there in between. `where` is the jobs'
     address; it takes NumPy longer to say than many a small step takes.
     """
@@ -130,27 +121,28 @@ def walk(
     code, functions = ready(dtypes), control()
     plan, at = _plan(jobs, code.address, first, last, code.stat_size, scratch is not None, where)
     functions.plan_step(at)
-    large, missing, total, large_bytes, _, thread_bytes = plan[PLANNED]
+    count, missing, size = plan[PLANNED]
     if missing:
         code.compile(missing)
-    count = max(1, min(torch.get_num_threads(), total // memory_order.CHUNK))
-    counters = LINE * -(-(schedule.FIRST_PHASE + large * END * schedule.PHASE_SIZE) // LINE)
-    memory = torch.empty((LINE + counters + large_bytes + count * thread_bytes) // 8, dtype=torch.float64, device="cpu")
-    base = LINE * -(-memory.data_ptr() // LINE)
-    plan[MEMORY] = array("q", (base, base + counters, base + counters + large_bytes))
-    functions.init_counters(at)
+    memory = torch.empty(size // 8, dtype=torch.float64, device="cpu")
+    plan[MEMORY] = memory.data_ptr()
+    functions.init_memory(at)
     functions.team.run(at, count, keep=(plan, memory, jobs, code, scratch))
 
 
 FIELDS = schedule.PLAN.names or ()
-PLANNED = slice(FIELDS.index("large"), FIELDS.index("thread_bytes") + 1)
-MEMORY = slice(FIELDS.index("counters"), FIELDS.index("thread_scratch") + 1)
+PLANNED, MEMORY = slice(FIELDS.index("threads"), FIELDS.index("bytes") + 1), FIELDS.index("memory")
 
 
 def assign_scratch(jobs: Array, scratch: Tensor | Array) -> None:
     """Give every job its own piece of the scratch, one after the other; `MemoryOrder.scratch` is the size of each."""
-    _keep, at = _plan(jobs, address_of(scratch))
-    control().assign_scratch(at)
+    address = address_of(scratch)
+    for job in jobs:
+        b, p, s, q, k, chunks = (int(job[name]) for name in ("B", "P", "S", "Q", "K", "chunks"))
+        lengths = memory_order.scratch_lengths((b, p, s, q, k), chunks, job["estimator"] != FULL)
+        for name, length in zip(SCRATCH, lengths, strict=True):
+            job[name] = address
+            address += 8 * length
 
 
 def step_counts(jobs: Array, where: int | None = None) -> Array:
@@ -172,8 +164,8 @@ def _plan(
 ) -> tuple[array[int], int]:
     """Make the record of a plan, and return it with its address."""
     where = address_of(jobs) if where is None else where
-    given = (where, len(jobs), data, first, last, stat_size, SMALL, torch.get_num_threads(), memory_order.CHUNK)
-    plan = array("q", (*given, own_scratch))  # less overhead than NumPy's arrays, of which small models feel every one
+    given = where, len(jobs), data, first, last, stat_size, SMALL, memory_order.CHUNK, own_scratch
+    plan = array("q", (*given, torch.get_num_threads()))  # less overhead than NumPy's arrays: small models feel it
     plan.frombytes(bytes(8 * (len(FIELDS) - len(plan))))
     return plan, plan.buffer_info()[0]
 

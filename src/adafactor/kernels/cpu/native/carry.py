@@ -15,32 +15,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import lines
+from adafactor.kernels.cpu.native import jobs, lines
 from adafactor.kernels.cpu.native.compiling import as_written, summing
 from adafactor.kernels.cpu.native.elements import Dtypes
 from adafactor.kernels.cpu.native.intrinsics import array_at, narrow, view, widen
-from adafactor.kernels.cpu.native.job import (
-    FIRST,
-    OF_UPDATE,
-    RESULTS,
-    SECOND,
-    WIDTH,
-    Job,
-    is_accurate,
-    line_at,
-    numerator,
-    set_results,
-    span,
-    stretch_at,
-    tile_length,
-    total_of,
-)
+from adafactor.kernels.cpu.native.jobs import Job
 
 
 @as_written
 def may_rely(job: Job) -> bool:
     """Say whether there is a carried sum to rely on, if the heaviest lines are what they were."""
-    return bool(job.carries_x2 and job.x2_confirmed and is_accurate(job, job.x2_after) and job.heaviest_x2 > 0)
+    return bool(job.carries_x2 and job.x2_confirmed and jobs.is_accurate(job, job.x2_after) and job.heaviest_x2 > 0)
 
 
 @as_written
@@ -60,7 +45,7 @@ def rely(job: Job) -> None:
 @as_written
 def take_measured(job: Job) -> None:
     """Take the sum that the phase MEASURE found; it also says whether the carried one could have been relied on."""
-    job.x2 = total_of(job, FIRST)
+    job.x2 = jobs.total_of(job, jobs.FIRST)
     if job.carries_x2 and np.isfinite(job.x2_after):
         job.x2_confirmed = job.x2 == job.x2_after
 
@@ -71,11 +56,11 @@ def carry_on(job: Job) -> None:
     job.needs_correction = 0
     if not job.carries_x2:
         return
-    results, job.heaviest_x2 = array_at(job.results, RESULTS * job.B * job.chunks, np.float64), -1.0
-    for i in range(0, len(results), RESULTS):
+    results, job.heaviest_x2 = array_at(job.results, jobs.RESULTS * job.B * job.chunks, np.float64), -1.0
+    for i in range(0, len(results), jobs.RESULTS):
         if results[i + 2] > job.heaviest_x2:
             job.heaviest_x2, job.heaviest_line = results[i + 2], int(results[i + 3])
-    job.x2_after, x2_before = total_of(job, SECOND), total_of(job, FIRST)
+    job.x2_after, x2_before = jobs.total_of(job, jobs.SECOND), jobs.total_of(job, jobs.FIRST)
     if not job.reads_x2 and job.measures_x and x2_before != job.x2:
         job.needs_correction, job.x2, job.scale_used = 1, x2_before, job.scale
         job.x2_after, job.x2_confirmed = np.nan, 0
@@ -85,13 +70,14 @@ def carry_on(job: Job) -> None:
 def measure_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Sum X² of a chunk, where nothing is carried."""
     length, total = job.Q * job.K, 0.0
-    b, start, stop = span(job, chunk)
+    b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = line_at(job, numerator(job), b, p, s)
-            for q in range(0, length, WIDTH):
-                total += lines.sum_of_squares(view(job.x, line.x + q, min(WIDTH, length - q), dtypes.x), dtypes.stat)
-    set_results(job, chunk, total, 0.0, 0.0, 0.0)
+            line = jobs.line_at(job, jobs.numerator(job), b, p, s)
+            for q in range(0, length, jobs.WIDTH):
+                x = view(job.x, line.x + q, min(jobs.WIDTH, length - q), dtypes.x)
+                total += lines.sum_of_squares(x, dtypes.stat)
+    jobs.set_results(job, chunk, total, 0.0, 0.0, 0.0)
 
 
 @summing
@@ -101,7 +87,7 @@ def measure_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
     for b in range(job.B):
         for p in range(job.P):
             for s in range(job.S):
-                line = line_at(job, numerator(job), b, p, s)
+                line = jobs.line_at(job, jobs.numerator(job), b, p, s)
                 x = view(job.x, line.x, length, dtypes.x)
                 for j in range(length):
                     a = widen(x[j], np.float64)
@@ -112,17 +98,17 @@ def measure_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
 @summing
 def correct_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Step a chunk of X once more, by the difference between the right step and the one that was taken."""
-    one, tile = narrow(1.0, dtypes.stat), array_at(scratch, tile_length(job), dtypes.stat)
+    one, tile = narrow(1.0, dtypes.stat), array_at(scratch, jobs.tile_length(job), dtypes.stat)
     row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
-    of, missing = numerator(job), job.scale - job.scale_used
-    factor = narrow(job.w1 * missing if job.momentum == OF_UPDATE else missing, dtypes.stat)
-    b, start, stop = span(job, chunk)
+    of, missing = jobs.numerator(job), job.scale - job.scale_used
+    factor = narrow(job.w1 * missing if job.momentum == jobs.OF_UPDATE else missing, dtypes.stat)
+    b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = line_at(job, of, b, p, s)
+            line = jobs.line_at(job, of, b, p, s)
             lines.repeat(row, line.number * job.K, job.K, one, tile)
             for q in range(0, job.Q * job.K, len(tile)):
-                part = stretch_at(job, of, line, q, len(tile), dtypes)
+                part = jobs.stretch_at(job, of, line, q, len(tile), dtypes)
                 lines.descend(part.x, part.g, tile, part.col, factor, one)
-                if job.momentum == OF_UPDATE:
+                if job.momentum == jobs.OF_UPDATE:
                     lines.descend(part.m, part.g, tile, part.col, -factor, one)

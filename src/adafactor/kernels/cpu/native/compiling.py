@@ -11,8 +11,7 @@ of its own, which ignores Python, and nothing in it may raise or allocate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -82,24 +81,17 @@ class Inner(JITCodeLibrary):
         self._finalized = True
 
 
-@contextmanager
-def _only_linked(codegen: Any) -> Iterator[None]:
-    """Have Numba make libraries of this kind. It asks for them with its compiler lock held, as we do."""
-    codegen._library_class = Inner
-    try:
-        yield
-    finally:
-        del codegen._library_class
-
-
 def machine_code(function: Callable[..., None], name: str, arguments: int) -> bytes:
     """Compile a function of so many integers, which returns nothing, to an object file with an entry of that name."""
     with global_compiler_lock:
         context = registry.cpu_target.target_context
         codegen, signature = context.codegen(), types.void(*[types.int64] * arguments)
-        with _only_linked(codegen):
-            dispatcher: Any = njit(**OPTIONS)(function)
+        dispatcher: Any = njit(**OPTIONS)(function)
+        codegen._library_class = Inner  # Numba asks for it with its compiler lock held, as we do
+        try:
             dispatcher.compile(signature)
+        finally:
+            del codegen._library_class
         compiled = dispatcher.overloads[signature.args]
         library = codegen.create_library(name)
         library.enable_object_caching()

@@ -16,22 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import lines
+from adafactor.kernels.cpu.native import jobs, lines
 from adafactor.kernels.cpu.native.compiling import as_written, summing
 from adafactor.kernels.cpu.native.elements import Dtypes
 from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, root, size_of, widen
-from adafactor.kernels.cpu.native.job import (
-    COLUMN,
-    WIDTH,
-    Job,
-    gradient,
-    line_at,
-    numerator,
-    set_results,
-    span,
-    stretch_at,
-    tile_length,
-)
+from adafactor.kernels.cpu.native.jobs import Job
 
 LOST = 1.2e-38  # the smallest normal float32
 
@@ -54,7 +43,7 @@ def averaged_row(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
 @summing
 def row_scale_of(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
     """Return 1/√R as it will be, given the sum of its line."""
-    if job.estimator == COLUMN:
+    if job.estimator == jobs.COLUMN:
         return narrow(1.0, stat)
     return narrow(1.0 / root(averaged_row(job, b, row, r, stat)), stat)
 
@@ -81,46 +70,46 @@ def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
 @summing
 def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Second pass: sum U² of a chunk."""
-    of, tile, u2 = numerator(job), array_at(scratch, tile_length(job), dtypes.stat), 0.0
+    of, tile, u2 = jobs.numerator(job), array_at(scratch, jobs.tile_length(job), dtypes.stat), 0.0
     row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
-    b, start, stop = span(job, chunk)
+    b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = line_at(job, of, b, p, s)
+            line = jobs.line_at(job, of, b, p, s)
             if job.K == 1:
-                for q in range(0, job.Q, WIDTH):
-                    part = stretch_at(job, of, line, q, WIDTH, dtypes)
+                for q in range(0, job.Q, jobs.WIDTH):
+                    part = jobs.stretch_at(job, of, line, q, jobs.WIDTH, dtypes)
                     u2 += lines.energy_of(part.g, row[line.number], part.col)
             else:
                 lines.repeat(row, line.number * job.K, job.K, narrow(1.0, dtypes.stat), tile)
                 for q in range(0, job.Q * job.K, len(tile)):
-                    part = stretch_at(job, of, line, q, len(tile), dtypes)
+                    part = jobs.stretch_at(job, of, line, q, len(tile), dtypes)
                     u2 += lines.energy_of(part.g, tile, part.col)
-    set_results(job, chunk, u2, 0.0, 0.0, 0.0)
+    jobs.set_results(job, chunk, u2, 0.0, 0.0, 0.0)
 
 
 @summing
 def blend_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Average a chunk of G into its momentum, before the second pass reads it."""
-    of, weight = gradient(job), narrow(job.w1, dtypes.stat)
-    b, start, stop = span(job, chunk)
+    of, weight = jobs.gradient(job), narrow(job.w1, dtypes.stat)
+    b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = line_at(job, of, b, p, s)
-            part = stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
+            line = jobs.line_at(job, of, b, p, s)
+            part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
             lines.blend(part.m, part.g, weight)
 
 
 @summing
 def energy_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Sum U² of the whole tensor in double, where float32 has no room for the squares."""
-    of, total = numerator(job), 0.0
+    of, total = jobs.numerator(job), 0.0
     row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
     for b in range(job.B):
         for p in range(job.P):
             for s in range(job.S):
-                line = line_at(job, of, b, p, s)
-                part = stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
+                line = jobs.line_at(job, of, b, p, s)
+                part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
                 for j in range(len(part.g)):
                     u = widen(part.g[j], np.float64) * row[line.number * job.K + j % job.K] * part.col[j]
                     total += u * u

@@ -8,22 +8,12 @@ import numpy as np
 from numba.extending import overload, register_jitable
 
 from adafactor.core import equations
+from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written, summing
 from adafactor.kernels.cpu.native.elements import Dtypes
 from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, state_index
 from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, root, size_of, view, widen
-from adafactor.kernels.cpu.native.job import (
-    COLUMN,
-    FIRST,
-    FULL,
-    OUTER,
-    ROW,
-    SECOND,
-    THIRD,
-    Job,
-    energy_in_first_pass,
-    total_of,
-)
+from adafactor.kernels.cpu.native.jobs import Job
 from adafactor.kernels.cpu.native.lines import add, fill
 
 # ---- after the first pass
@@ -32,8 +22,9 @@ from adafactor.kernels.cpu.native.lines import add, fill
 @as_written
 def add_up_rows(job: Job) -> None:
     """Set `finite` to a number that is finite if all of G² is: the sum of all rows."""
-    if job.estimator == FULL:
-        job.u2, job.x2, job.finite = total_of(job, FIRST), total_of(job, SECOND), total_of(job, THIRD)
+    if job.estimator == jobs.FULL:
+        job.u2, job.x2 = jobs.total_of(job, jobs.FIRST), jobs.total_of(job, jobs.SECOND)
+        job.finite = jobs.total_of(job, jobs.THIRD)
         return
     row, total = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), 0.0
     for j in range(len(row)):
@@ -44,12 +35,12 @@ def add_up_rows(job: Job) -> None:
 @summing
 def means_of_sums(job: Job) -> None:
     """Turn row sums into means of G² + ε₁, and add up the chunks' column sums to such means."""
-    if job.estimator == FULL:
+    if job.estimator == jobs.FULL:
         return
     row, size = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.S * job.Q * job.K
     for j in range(len(row)):
         row[j] = (row[j] + job.Q * job.eps1) / job.n_cols
-    wanted = size if energy_in_first_pass(job) else 0
+    wanted = size if jobs.energy_in_first_pass(job) else 0
     for b in range(job.B):
         col = array_at(job.col + 8 * b * size, size, np.float64)
         fill(col, 0, size, job.P * job.eps1)
@@ -70,7 +61,7 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
     """
     largest = 3.4028234663852886e38 if size_of(dtypes.stat) == 4 else 1.7976931348623157e308
     row, line = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
-    size, total, wanted = job.chunks * job.S * line, 0.0, energy_in_first_pass(job)
+    size, total, wanted = job.chunks * job.S * line, 0.0, jobs.energy_in_first_pass(job)
     fill(row, 0, len(row), 0.0)
     for b in range(job.B):
         partial = array_at(job.partial + 8 * b * size, size, np.float64)
@@ -90,8 +81,9 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
                     total += square
                 for j in range(line if wanted else 0):
                     a = widen(g[j], np.float64)
-                    inverse = 1.0 if job.estimator == COLUMN else averaged_row(job, b, rows, r + j % job.K, dtypes.stat)
-                    energy[s * line + j] += a * a / inverse
+                    k = r + j % job.K
+                    new = 1.0 if job.estimator == jobs.COLUMN else averaged_row(job, b, rows, k, dtypes.stat)
+                    energy[s * line + j] += a * a / new
     job.finite = total
 
 
@@ -101,7 +93,7 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
 @summing
 def factors(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them."""
-    if job.estimator == FULL:
+    if job.estimator == jobs.FULL:
         return
     batch = job.S * job.K
     row = array_at(job.row, job.B * job.P * batch, np.float64)
@@ -110,23 +102,23 @@ def factors(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> N
     col_scale = array_at(job.col_scale, len(col), dtypes.stat)
     means = array_at(job.means, job.B * batch, np.float64)
     fill(means, 0, len(means), 1.0)
-    if job.estimator != COLUMN:
+    if job.estimator != jobs.COLUMN:
         _average(row, job.row_state, job.row_offsets, job.row_scale, job.beta2, job.w2, dtypes.stat)
-        if job.estimator == OUTER and not job.swapped:
+        if job.estimator == jobs.OUTER and not job.swapped:
             _normalise(row, job.B, job.P, batch, job.known_mean, means)
         _inverse_root(row, row_scale)
     else:
         fill(row_scale, 0, len(row), narrow(1.0, dtypes.stat))
-    if job.estimator != ROW:
+    if job.estimator != jobs.ROW:
         _average(col, job.col_state, job.col_offsets, job.col_scale, job.beta2, job.w2, dtypes.stat)
-        if job.estimator == OUTER and job.swapped:
+        if job.estimator == jobs.OUTER and job.swapped:
             _normalise(col, job.B * job.S, job.Q, job.K, job.known_mean, means)
             fill(means, 0, len(means), 1.0)  # C has been divided by them
         _inverse_root(col, col_scale)
     else:
         fill(col, 0, len(col), 1.0)
         fill(col_scale, 0, len(col), narrow(1.0, dtypes.stat))
-    if energy_in_first_pass(job):
+    if jobs.energy_in_first_pass(job):
         job.u2 = energy_of_columns(job, col, means, dtypes.stat)
 
 

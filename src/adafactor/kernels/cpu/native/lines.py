@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.compiling import exactly, summing
 from adafactor.kernels.cpu.native.elements import is_remainder, random_word, stochastic
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, widen
-from adafactor.kernels.cpu.native.job import OF_GRADIENT, OF_UPDATE, WIDTH, Flat, Job, Stretch
+from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
 
 Scale = float | Array
 ScalesOf = Callable[[Array, int, int, float, Array], Scale]
@@ -262,8 +263,8 @@ def energy_of_unfactored(flat: Flat, job: Job) -> tuple[float, float]:
     stat = v[0]
     w1, w2, eps1 = narrow(job.w1, stat), narrow(job.w2, stat), narrow(job.eps1, stat)
     keep, fade = keep_and_fade(job, stat)
-    averaged, energy, seen = job.momentum == OF_GRADIENT, narrow(0.0, stat), narrow(0.0, stat)
-    share = narrow(1.0 / WIDTH, stat)  # keeps the sum of V̂ in range
+    averaged, energy, seen = job.momentum == jobs.OF_GRADIENT, narrow(0.0, stat), narrow(0.0, stat)
+    share = narrow(1.0 / jobs.WIDTH, stat)  # keeps the sum of V̂ in range
     for j in range(len(v)):
         a = widen(g[j], eps1)
         new = averaged_square(v[j], a, keep, fade, w2, eps1)
@@ -283,7 +284,7 @@ def energy_of_unfactored_in_double(flat: Flat, job: Job) -> float:
     for j in range(len(v)):
         a = widen(g[j], eps1)
         new = averaged_square(v[j], a, keep, fade, w2, eps1)
-        u = np.float64(average(m[j], a, w1) if job.momentum == OF_GRADIENT else a)
+        u = np.float64(average(m[j], a, w1) if job.momentum == jobs.OF_GRADIENT else a)
         energy += u * u / np.float64(new)
     return energy
 
@@ -298,11 +299,11 @@ def descend_unfactored(x: Array, flat: Flat, job: Job) -> None:
     for j in range(len(v)):
         a = widen(g[j], eps1)
         v[j] = averaged_square(v[j], a, keep, fade, w2, eps1)
-        if momentum == OF_GRADIENT:
+        if momentum == jobs.OF_GRADIENT:
             a = average(m[j], a, w1)
             m[j] = a
         u = a / root(v[j]) * scale
-        if momentum == OF_UPDATE:
+        if momentum == jobs.OF_UPDATE:
             u = average(m[j], u, w1)
             m[j] = u
         x[j] = narrow(stepped(widen(x[j], eps1), decay, u), x[j])

@@ -7,21 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import lines
+from adafactor.kernels.cpu.native import jobs, lines
 from adafactor.kernels.cpu.native.compiling import summing
 from adafactor.kernels.cpu.native.elements import Dtypes
 from adafactor.kernels.cpu.native.energy import row_scale_of
 from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, size_of, view
-from adafactor.kernels.cpu.native.job import (
-    TALL,
-    WIDTH,
-    Job,
-    energy_in_first_pass,
-    flat_at,
-    set_results,
-    span,
-    tile_length,
-)
+from adafactor.kernels.cpu.native.jobs import Job
 from adafactor.kernels.cpu.native.lines import Four
 
 
@@ -55,9 +46,9 @@ def _sum_chunk(
 
     The thread's own columns are of TALL rows at a time.
     """
-    b, start, stop = span(job, chunk)
+    b, start, stop = jobs.span(job, chunk)
     per_row, size, item = job.S * job.K, job.S * job.Q * job.K, size_of(dtypes.stat)
-    energy_size = size if energy_in_first_pass(job) else 0
+    energy_size = size if jobs.energy_in_first_pass(job) else 0
     col = array_at(job.partial + 8 * chunk * size, size, np.float64)
     energy = array_at(job.column_energy + 8 * chunk * size, energy_size, np.float64)
     sums = Sums(
@@ -65,21 +56,21 @@ def _sum_chunk(
         array_at(job.row + 8 * b * job.P * per_row, job.P * per_row, np.float64),
         array_at(scratch, size, dtypes.stat),
         array_at(scratch + item * size, energy_size, dtypes.stat),
-        array_at(scratch + 2 * item * size, 4 * tile_length(job), dtypes.stat),
+        array_at(scratch + 2 * item * size, 4 * jobs.tile_length(job), dtypes.stat),
     )
     lines.fill(sums.row, start * per_row, stop * per_row, 0.0)
     _clear(col, energy)
     quarter = (stop - start) // 4
-    for top in range(0, quarter, TALL // 4):
+    for top in range(0, quarter, jobs.TALL // 4):
         _clear(sums.col, sums.energy)
-        for i in range(top, min(quarter, top + TALL // 4)):
+        for i in range(top, min(quarter, top + jobs.TALL // 4)):
             for s in range(job.S):
                 sum_four(job, start + i, quarter, s, sums, dtypes)
         lines.add(col, sums.col)
         lines.add(energy, sums.energy)
-    for top in range(start + 4 * quarter, stop, TALL):
+    for top in range(start + 4 * quarter, stop, jobs.TALL):
         _clear(sums.col, sums.energy)
-        for p in range(top, min(stop, top + TALL)):
+        for p in range(top, min(stop, top + jobs.TALL)):
             for s in range(job.S):
                 sum_one(job, p, s, sums, dtypes)
         lines.add(col, sums.col)
@@ -105,8 +96,8 @@ def _sum_four(job: Job, p: int, quarter: int, s: int, sums: Sums, dtypes: Dtypes
     """Sum four lines that lie a quarter of the chunk apart; while they are in the cache, their energy."""
     g, step = sums.b * job.gb + p * job.gp + s * job.gs, quarter * job.gp
     row, r, down = sums.row, p * job.S + s, quarter * job.S
-    for q in range(0, job.Q, WIDTH):
-        width = min(WIDTH, job.Q - q)
+    for q in range(0, job.Q, jobs.WIDTH):
+        width = min(jobs.WIDTH, job.Q - q)
         col = view(sums.col.ctypes.data, s * job.Q + q, width, dtypes.stat)
         t0, t1, t2, t3 = lines.squares_of_four(_four_at(job, g + q, step, width, dtypes), col)
         row[r] += t0
@@ -126,8 +117,8 @@ def _sum_four(job: Job, p: int, quarter: int, s: int, sums: Sums, dtypes: Dtypes
 def _sum_one(job: Job, p: int, s: int, sums: Sums, dtypes: Dtypes) -> None:
     """Sum one line, and its energy."""
     g, row, r = sums.b * job.gb + p * job.gp + s * job.gs, sums.row, p * job.S + s
-    for q in range(0, job.Q, WIDTH):
-        width = min(WIDTH, job.Q - q)
+    for q in range(0, job.Q, jobs.WIDTH):
+        width = min(jobs.WIDTH, job.Q - q)
         col = view(sums.col.ctypes.data, s * job.Q + q, width, dtypes.stat)
         row[r] += lines.squares(view(job.g, g + q, width, dtypes.g), col)
     if len(sums.energy):
@@ -184,13 +175,13 @@ def _from_sums_to_scales(job: Job, p: int, s: int, sums: Sums, tile: Array, stat
 @summing
 def moments_of_unfactored(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Sum U², X², and a number that is finite if all of G² is, over a chunk of an unfactored tensor."""
-    _, start, stop = span(job, chunk)
+    _, start, stop = jobs.span(job, chunk)
     u2, x2, seen = 0.0, 0.0, 0.0
-    for p in range(start, stop, WIDTH):
-        flat = flat_at(job, p, min(WIDTH, stop - p), dtypes)
+    for p in range(start, stop, jobs.WIDTH):
+        flat = jobs.flat_at(job, p, min(jobs.WIDTH, stop - p), dtypes)
         energy, total = lines.energy_of_unfactored(flat, job)
         u2 += energy if np.isfinite(energy) else lines.energy_of_unfactored_in_double(flat, job)
         seen += total
         if job.measures_x:
             x2 += lines.sum_of_squares(flat.x, dtypes.stat)
-    set_results(job, chunk, u2, x2, seen, 0.0)
+    jobs.set_results(job, chunk, u2, x2, seen, 0.0)

@@ -8,14 +8,12 @@ one's code; and what no tensor needs, as tiles without convolutions, is never co
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import apply, carry, compiling, energy, factors, machine_code, moments
+from adafactor.kernels.cpu.native import apply, carry, compiling, energy, factors, jobs, machine_code, moments
 from adafactor.kernels.cpu.native.elements import Dtypes
-from adafactor.kernels.cpu.native.job import job_at, numbers
 
 (
     MOMENTS_OF_LINES, MOMENTS_OF_TILES, MOMENTS_OF_UNFACTORED, MOMENTS_IN_DOUBLE, MAKE_FACTORS, BLEND,
@@ -23,7 +21,7 @@ from adafactor.kernels.cpu.native.job import job_at, numbers
     # those that read the numerator of U
     ENERGY_OF_LINES, ENERGY_IN_DOUBLE, APPLY_TO_LINES, APPLY_TO_TILES, APPLY_ROUNDED, CORRECT_LINES,
     PARTS,
-) = numbers(17)  # fmt: skip
+) = jobs.numbers(17)  # fmt: skip
 OF_MOMENTUM = PARTS - ENERGY_OF_LINES  # added to the last ones where the numerator is the momentum of the gradient
 ALL = PARTS + OF_MOMENTUM
 
@@ -61,12 +59,12 @@ class Parts:
 
     def compile(self, missing: int) -> None:
         """Load or compile the parts whose bits are set."""
-        numbers = [number for number in range(len(self.addresses)) if missing >> number & 1]
-        named = list(map(self._named, numbers))  # a part and its twin that reads the momentum may have one name
-        wanted = dict(named)
-        found = machine_code.addresses(wanted, f"the step for torch.{NAMES[self.dtypes.x]}")
-        address = dict(zip(wanted, found, strict=True))
-        self.addresses[numbers] = [address[name] for name, _ in named]
+        wanted = [number for number in range(len(self.addresses)) if missing >> number & 1]
+        named = list(map(self._named, wanted))  # a part and its twin that reads the momentum may have one name
+        functions = dict(named)
+        found = machine_code.addresses(functions, f"the step for torch.{NAMES[self.dtypes.x]}")
+        address = dict(zip(functions, found, strict=True))
+        self.addresses[wanted] = [address[name] for name, _ in named]
 
     def _named(self, number: int) -> tuple[str, Callable[[], bytes]]:
         """Return the name of a part, and what compiles it."""
@@ -80,9 +78,6 @@ class Parts:
         name = "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in dtypes)])
 
         def part(job: int, phase: int, chunk: int, scratch: int) -> None:
-            function(job_at(job), phase, chunk, scratch, dtypes)
+            function(jobs.job_at(job), phase, chunk, scratch, dtypes)
 
         return name, lambda: compiling.machine_code(part, name, arguments=4)
-
-
-parts_of = lru_cache(maxsize=None)(Parts)

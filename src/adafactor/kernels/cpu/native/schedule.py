@@ -10,39 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import parts
+from adafactor.kernels.cpu.native import jobs, parts
 from adafactor.kernels.cpu.native.carry import carry_on, chunk_of_line, may_rely, rely, take_measured
 from adafactor.kernels.cpu.native.compiling import as_written
 from adafactor.kernels.cpu.native.factors import add_up_rows, conclude, means_of_sums
 from adafactor.kernels.cpu.native.intrinsics import add_at, array_at, call_at, yield_thread
-from adafactor.kernels.cpu.native.job import (
-    APPLY,
-    CHECK,
-    CONCLUDE,
-    CORRECT,
-    END,
-    ENERGY,
-    FACTORS,
-    FIRST,
-    FULL,
-    JOB,
-    MEASURE,
-    MOMENTS,
-    NEAREST,
-    OF_GRADIENT,
-    Job,
-    assign_addresses,
-    elements_of,
-    energy_in_first_pass,
-    is_accurate,
-    job_at,
-    record,
-    scratch_size,
-    thread_scratch,
-    total_of,
-)
+from adafactor.kernels.cpu.native.jobs import Job
 
-JOB_SIZE, CACHE_LINE = JOB.itemsize, 64
+JOB_SIZE = jobs.JOB.itemsize
+CACHE_LINE = 64  # vectors that begin with one are loaded faster (measured: up to 10 % of a step)
 
 
 class Plan:
@@ -51,28 +27,29 @@ class Plan:
     # What is to be done, from Python.
     jobs: int  # address
     count: int
-    data: int  # the addresses of the parts; for `assign_scratch` and `read_counts`, what they write to
+    data: int  # the addresses of the parts; for `read_counts`, what it writes to
     first: int  # phase, and the one after the last
     last: int
     stat_size: int  # bytes of a statistic
     small_size: int  # elements up to which a tensor is small
-    threads: int
     chunk_size: int  # elements
     own_scratch: int  # every job has been given its own
+    threads: int  # at most; `plan_step` lets no more come than there are chunks
     # Left by `plan_step`.
-    large: int  # how many jobs, from the first on, are large
     missing: int  # parts that are not compiled yet, as bits
-    total: int  # elements
+    bytes: int  # of memory, for counters and scratch
+    large: int  # how many jobs, from the first on, are large
     large_bytes: int  # of scratch: for large tensors, for small ones, and for each thread
     small_bytes: int
     thread_bytes: int
-    # Addresses.
+    # The address of this memory, from Python; and of what is in it, from `init_memory`.
+    memory: int
     counters: int
     large_scratch: int
     thread_scratch: int
 
 
-PLAN = record(Plan)
+PLAN = jobs.record(Plan)
 
 # Counters that threads share, in bytes from `counters`: threads inside, whether no more are let in, threads that have
 # come, and small tensors that were begun. Then three for every phase of every large tensor.
@@ -93,46 +70,46 @@ def plan_at(address: int) -> Plan:
 @as_written
 def has_phase(job: Job, phase: int) -> bool:
     """Say whether a job has a phase. Once a thread may have asked, the answer never turns from no to yes."""
-    if phase <= FACTORS:
+    if phase <= jobs.FACTORS:
         return True
     if not job.taken:
         return False
-    if phase == ENERGY:
-        return job.estimator != FULL and not energy_in_first_pass(job)
-    if phase == MEASURE:
+    if phase == jobs.ENERGY:
+        return job.estimator != jobs.FULL and not jobs.energy_in_first_pass(job)
+    if phase == jobs.MEASURE:
         return job.reads_x2 != 0
-    return phase != CORRECT or job.needs_correction != 0
+    return phase != jobs.CORRECT or job.needs_correction != 0
 
 
 @as_written
 def chunks_of(job: Job, phase: int) -> int:
     """Return how many chunks a phase has: vectors and scalars are one."""
-    return 1 if phase in (FACTORS, CONCLUDE) else job.B * job.chunks
+    return 1 if phase in (jobs.FACTORS, jobs.CONCLUDE) else job.B * job.chunks
 
 
 @as_written
 def of_momentum(job: Job) -> int:
     """Return what is added to a part that reads the numerator of U, if that is the momentum of the gradient."""
-    return parts.OF_MOMENTUM if job.momentum == OF_GRADIENT else 0
+    return parts.OF_MOMENTUM if job.momentum == jobs.OF_GRADIENT else 0
 
 
 @as_written
 def part_of(job: Job, phase: int) -> int:
     """Return the part that takes a chunk of this job through a phase."""
     shift = of_momentum(job)
-    if phase == MOMENTS:
-        if job.estimator == FULL:
+    if phase == jobs.MOMENTS:
+        if job.estimator == jobs.FULL:
             return parts.MOMENTS_OF_UNFACTORED
         return parts.MOMENTS_OF_LINES if job.K == 1 else parts.MOMENTS_OF_TILES
-    if phase == ENERGY:
+    if phase == jobs.ENERGY:
         return parts.ENERGY_OF_LINES + shift
-    if phase == MEASURE and not job.carries_x2:
+    if phase == jobs.MEASURE and not job.carries_x2:
         return parts.MEASURE_LINES
-    if phase == CORRECT:
+    if phase == jobs.CORRECT:
         return parts.CORRECT_LINES + shift
-    if job.estimator == FULL:
-        return parts.APPLY_TO_UNFACTORED if job.rounding == NEAREST else parts.APPLY_TO_UNFACTORED_ROUNDED
-    if job.rounding != NEAREST:
+    if job.estimator == jobs.FULL:
+        return parts.APPLY_TO_UNFACTORED if job.rounding == jobs.NEAREST else parts.APPLY_TO_UNFACTORED_ROUNDED
+    if job.rounding != jobs.NEAREST:
         return parts.APPLY_ROUNDED + shift
     return (parts.APPLY_TO_LINES if job.K == 1 else parts.APPLY_TO_TILES) + shift
 
@@ -140,18 +117,18 @@ def part_of(job: Job, phase: int) -> int:
 @as_written
 def needed_parts(job: Job) -> int:
     """Return the parts that a job may need, as bits."""
-    bits = 1 << part_of(job, MOMENTS) | 1 << part_of(job, APPLY)
+    bits = 1 << part_of(job, jobs.MOMENTS) | 1 << part_of(job, jobs.APPLY)
     if job.measures_x:
         bits |= 1 << parts.MEASURE_IN_DOUBLE
-    if job.estimator == FULL:
+    if job.estimator == jobs.FULL:
         return bits
     bits |= 1 << parts.MOMENTS_IN_DOUBLE | 1 << parts.MAKE_FACTORS | 1 << (parts.ENERGY_IN_DOUBLE + of_momentum(job))
-    if job.momentum == OF_GRADIENT:
+    if job.momentum == jobs.OF_GRADIENT:
         bits |= 1 << parts.BLEND
-    if not energy_in_first_pass(job):
-        bits |= 1 << part_of(job, ENERGY)
+    if not jobs.energy_in_first_pass(job):
+        bits |= 1 << part_of(job, jobs.ENERGY)
     if job.carries_x2:
-        bits |= 1 << part_of(job, CORRECT)
+        bits |= 1 << part_of(job, jobs.CORRECT)
     elif job.measures_x:
         bits |= 1 << parts.MEASURE_LINES
     return bits
@@ -166,13 +143,13 @@ def call(plan: Plan, part: int, address: int, phase: int, chunk: int, scratch: i
 @as_written
 def take_chunk(plan: Plan, address: int, phase: int, chunk: int, scratch: int) -> None:
     """Take one chunk of a job through a phase."""
-    job = job_at(address)
-    if phase == FACTORS:
+    job = jobs.job_at(address)
+    if phase == jobs.FACTORS:
         make_factors(plan, job, address, scratch)
-    elif phase == CONCLUDE:
+    elif phase == jobs.CONCLUDE:
         conclude(job)
     else:
-        if phase == ENERGY and job.momentum == OF_GRADIENT:
+        if phase == jobs.ENERGY and job.momentum == jobs.OF_GRADIENT:
             call(plan, parts.BLEND, address, phase, chunk, scratch)
         call(plan, part_of(job, phase), address, phase, chunk, scratch)
 
@@ -183,63 +160,63 @@ def make_factors(plan: Plan, job: Job, address: int, scratch: int) -> None:
     if not job.taken:
         job.skipped += 1
         return
-    if job.estimator != FULL:
-        call(plan, parts.MAKE_FACTORS, address, FACTORS, 0, scratch)
-    if energy_in_first_pass(job):
+    if job.estimator != jobs.FULL:
+        call(plan, parts.MAKE_FACTORS, address, jobs.FACTORS, 0, scratch)
+    if jobs.energy_in_first_pass(job):
         check_energy(plan, job, address, scratch)
     job.needs_correction = 0
-    job.reads_x2 = job.measures_x and job.estimator != FULL
+    job.reads_x2 = job.measures_x and job.estimator != jobs.FULL
     if job.reads_x2 and may_rely(job):
-        call(plan, part_of(job, MEASURE), address, CHECK, chunk_of_line(job, job.heaviest_line), scratch)
+        call(plan, part_of(job, jobs.MEASURE), address, jobs.CHECK, chunk_of_line(job, job.heaviest_line), scratch)
         rely(job)
 
 
 @as_written
 def check_energy(plan: Plan, job: Job, address: int, scratch: int) -> None:
     """Sum U² again in double if float32 had no room for the squares; a sum of 0 is taken for what it is."""
-    if plan.stat_size == 4 and job.u2 != 0 and not is_accurate(job, job.u2):
-        call(plan, parts.ENERGY_IN_DOUBLE + of_momentum(job), address, ENERGY, 0, scratch)
+    if plan.stat_size == 4 and job.u2 != 0 and not jobs.is_accurate(job, job.u2):
+        call(plan, parts.ENERGY_IN_DOUBLE + of_momentum(job), address, jobs.ENERGY, 0, scratch)
 
 
 @as_written
 def check_x2(plan: Plan, job: Job, address: int, scratch: int) -> None:
     """Sum X² again in double if float32 had no room for the squares."""
-    if plan.stat_size == 4 and job.measures_x and not is_accurate(job, job.x2):
-        call(plan, parts.MEASURE_IN_DOUBLE, address, MEASURE, 0, scratch)
+    if plan.stat_size == 4 and job.measures_x and not jobs.is_accurate(job, job.x2):
+        call(plan, parts.MEASURE_IN_DOUBLE, address, jobs.MEASURE, 0, scratch)
 
 
 @as_written
 def finish_phase(plan: Plan, address: int, phase: int, scratch: int) -> None:
     """Do what follows the chunks of a phase, once all of them are done."""
-    job = job_at(address)
-    if phase == MOMENTS:
+    job = jobs.job_at(address)
+    if phase == jobs.MOMENTS:
         add_up_rows(job)
-        if job.estimator != FULL and not np.isfinite(job.finite):
+        if job.estimator != jobs.FULL and not np.isfinite(job.finite):
             call(plan, parts.MOMENTS_IN_DOUBLE, address, phase, 0, scratch)
         means_of_sums(job)
         job.taken = job.ignore or np.isfinite(job.finite)
-        if job.estimator == FULL:
+        if job.estimator == jobs.FULL:
             check_x2(plan, job, address, scratch)
-    elif phase == ENERGY:
-        job.u2 = total_of(job, FIRST)
+    elif phase == jobs.ENERGY:
+        job.u2 = jobs.total_of(job, jobs.FIRST)
         check_energy(plan, job, address, scratch)
-    elif phase == MEASURE:
+    elif phase == jobs.MEASURE:
         take_measured(job)
         check_x2(plan, job, address, scratch)
-    elif phase == APPLY:
+    elif phase == jobs.APPLY:
         carry_on(job)
         if job.needs_correction:
             prepare_correction(plan, job, address, scratch)
         else:
             count_step(job)
-    elif phase == CORRECT:
+    elif phase == jobs.CORRECT:
         count_step(job)
 
 
 @as_written
 def prepare_correction(plan: Plan, job: Job, address: int, scratch: int) -> None:
     """Find the step as it should have been, given ΣX² as X was found."""
-    if not is_accurate(job, job.x2):  # X before the step is gone: take it from X after it, which is as good as equal
+    if not jobs.is_accurate(job, job.x2):  # X before the step is gone, but X after it is as good as equal
         check_x2(plan, job, address, scratch)
         job.x2 /= job.decay * job.decay
     conclude(job)
@@ -264,11 +241,11 @@ def take_small(plan: Plan, scratch: int) -> bool:
     if number >= plan.count:
         return False
     address = plan.jobs + JOB_SIZE * number
-    job = job_at(address)
+    job = jobs.job_at(address)
     if not job.present:
         return True
     if not plan.own_scratch:
-        assign_addresses(job, scratch + plan.thread_bytes - plan.small_bytes)
+        jobs.assign_addresses(job, scratch + plan.thread_bytes - plan.small_bytes)
     for phase in range(plan.first, plan.last):
         if has_phase(job, phase):
             for chunk in range(chunks_of(job, phase)):
@@ -280,11 +257,11 @@ def take_small(plan: Plan, scratch: int) -> bool:
 @as_written
 def share_phase(plan: Plan, address: int, phase: int, counters: int, scratch: int) -> None:
     """Take chunks of a large tensor through a phase, together with other threads, until the phase has ended."""
-    chunks = chunks_of(job_at(address), phase)
+    chunks = chunks_of(jobs.job_at(address), phase)
     chunk = add_at(counters + BEGUN, 1)
     while chunk < chunks:
         # the last pass goes backwards: it begins with what the first one left in the cache
-        take_chunk(plan, address, phase, chunks - 1 - chunk if phase == APPLY else chunk, scratch)
+        take_chunk(plan, address, phase, chunks - 1 - chunk if phase == jobs.APPLY else chunk, scratch)
         if add_at(counters + DONE, 1) == chunks - 1:
             finish_phase(plan, address, phase, scratch)
             add_at(counters + CLOSED, 1)
@@ -303,8 +280,8 @@ def enter(address: int) -> None:
         for i in range(plan.large):
             job = plan.jobs + JOB_SIZE * i
             for phase in range(plan.first, plan.last):
-                if job_at(job).present and has_phase(job_at(job), phase):
-                    counters = plan.counters + FIRST_PHASE + PHASE_SIZE * (END * i + phase)
+                if jobs.job_at(job).present and has_phase(jobs.job_at(job), phase):
+                    counters = plan.counters + FIRST_PHASE + PHASE_SIZE * (jobs.END * i + phase)
                     share_phase(plan, job, phase, counters, scratch)
         while take_small(plan, scratch):
             pass
@@ -323,28 +300,30 @@ def close(address: int) -> None:
 
 
 def plan_step(address: int) -> None:
-    """Find out what is needed: parts, scratch, and which of the tensors are large."""
-    plan = plan_at(address)
-    jobs, addresses = array_at(plan.jobs, plan.count, JOB), array_at(plan.data, parts.ALL, np.int64)
-    for i in range(len(jobs)):
-        if jobs[i].present:
-            plan.total += elements_of(jobs[i])
-            plan.missing |= needed_parts(jobs[i])
+    """Find out what is needed: parts, memory, and which of the tensors are large."""
+    plan, total = plan_at(address), 0
+    table, addresses = array_at(plan.jobs, plan.count, jobs.JOB), array_at(plan.data, parts.ALL, np.int64)
+    for i in range(len(table)):
+        if table[i].present:
+            total += jobs.elements_of(table[i])
+            plan.missing |= needed_parts(table[i])
     for part in range(len(addresses)):
         if addresses[part]:
             plan.missing &= ~(1 << part)
-    most = min(plan.small_size, max(plan.chunk_size, plan.total // (4 * plan.threads)))
-    while plan.large < len(jobs) and elements_of(jobs[plan.large]) > most:
+    most = min(plan.small_size, max(plan.chunk_size, total // (4 * plan.threads)))
+    while plan.large < len(table) and jobs.elements_of(table[plan.large]) > most:
         plan.large += 1
-    for i in range(len(jobs)):
-        if jobs[i].present:
-            plan.thread_bytes = max(plan.thread_bytes, aligned(thread_scratch(jobs[i]) * plan.stat_size))
-            size = 0 if plan.own_scratch else aligned(8 * scratch_size(jobs[i]))
+    for i in range(len(table)):
+        if table[i].present:
+            plan.thread_bytes = max(plan.thread_bytes, aligned(jobs.thread_scratch(table[i]) * plan.stat_size))
+            size = 0 if plan.own_scratch else aligned(8 * jobs.scratch_size(table[i]))
             if i < plan.large:
                 plan.large_bytes = max(plan.large_bytes, size)
             else:
                 plan.small_bytes = max(plan.small_bytes, size)
     plan.thread_bytes += plan.small_bytes
+    plan.threads = max(1, min(plan.threads, total // plan.chunk_size))
+    plan.bytes = CACHE_LINE + counter_bytes(plan) + plan.large_bytes + plan.threads * plan.thread_bytes
 
 
 @as_written
@@ -353,33 +332,30 @@ def aligned(size: int) -> int:
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 
-def init_counters(address: int) -> None:
+@as_written
+def counter_bytes(plan: Plan) -> int:
+    """Return the bytes of the counters."""
+    return aligned(FIRST_PHASE + plan.large * jobs.END * PHASE_SIZE)
+
+
+def init_memory(address: int) -> None:
     """Set the counters to zero, and give the large tensors the same scratch, as they come one after the other."""
     plan = plan_at(address)
-    counters = array_at(plan.counters, (FIRST_PHASE + plan.large * END * PHASE_SIZE) // 8, np.int64)
+    plan.counters = aligned(plan.memory)
+    plan.large_scratch = plan.counters + counter_bytes(plan)
+    plan.thread_scratch = plan.large_scratch + plan.large_bytes
+    counters = array_at(plan.counters, counter_bytes(plan) // 8, np.int64)
     for i in range(len(counters)):
         counters[i] = 0
-    jobs = array_at(plan.jobs, 0 if plan.own_scratch else plan.large, JOB)
-    for i in range(len(jobs)):
-        if jobs[i].present:
-            assign_addresses(jobs[i], plan.large_scratch)
-
-
-# ---- between steps
-
-
-def assign_scratch(address: int) -> None:
-    """Give every job its own piece of the scratch, which is at `data`."""
-    plan = plan_at(address)
-    jobs, base = array_at(plan.jobs, plan.count, JOB), plan.data
-    for i in range(len(jobs)):
-        assign_addresses(jobs[i], base)
-        base += 8 * scratch_size(jobs[i])
+    table = array_at(plan.jobs, 0 if plan.own_scratch else plan.large, jobs.JOB)
+    for i in range(len(table)):
+        if table[i].present:
+            jobs.assign_addresses(table[i], plan.large_scratch)
 
 
 def read_counts(address: int) -> None:
     """Read the step counts of all jobs into an array of doubles at `data`."""
     plan = plan_at(address)
-    jobs, counts = array_at(plan.jobs, plan.count, JOB), array_at(plan.data, plan.count, np.float64)
-    for i in range(len(jobs)):
-        counts[i] = array_at(jobs[i].t, 1, np.float32)[0]
+    table, counts = array_at(plan.jobs, plan.count, jobs.JOB), array_at(plan.data, plan.count, np.float64)
+    for i in range(len(table)):
+        counts[i] = array_at(table[i].t, 1, np.float32)[0]

@@ -118,7 +118,7 @@ class Job:
     noted_alpha: float
     noted_rms_x: float
     noted_rms_u: float
-    # Addresses of scratch, set by `assign_addresses`.
+    # Addresses of scratch, in the order of `memory_order.scratch_lengths`.
     row: int
     col: int
     row_scale: int
@@ -136,6 +136,7 @@ def record(fields: type) -> np.dtype[Any]:
 
 
 JOB = record(Job)
+SCRATCH = "row", "col", "row_scale", "col_scale", "means", "partial", "column_energy", "results"
 scratch_lengths = register_jitable(**OPTIONS)(memory_order.scratch_lengths)
 
 
