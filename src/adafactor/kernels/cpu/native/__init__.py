@@ -119,11 +119,11 @@ def walk(
     if scratch is None and (first, last) != (MOMENTS, END):
         raise ValueError("a part of a step needs scratch that lasts until the other parts")
     code, functions = ready(dtypes), control()
-    plan, at = _plan(jobs, code.address, first, last, code.stat_size, scratch is not None, where)
+    plan, at = _plan(jobs, 0, first, last, code.stat_size, scratch is not None, where)
     functions.plan_step(at)
     count, missing, size = plan[PLANNED]
     if missing:
-        code.compile(missing)
+        code.assign(jobs)
     memory = torch.empty(size // 8, dtype=torch.float64, device="cpu")
     plan[MEMORY] = memory.data_ptr()
     functions.init_memory(at)
@@ -155,7 +155,7 @@ def step_counts(jobs: Array, where: int | None = None) -> Array:
 
 def _plan(
     jobs: Array,
-    data: int,
+    counts: int,
     first: int = MOMENTS,
     last: int = END,
     stat_size: int = 0,
@@ -164,7 +164,7 @@ def _plan(
 ) -> tuple[array[int], int]:
     """Make the record of a plan, and return it with its address."""
     where = address_of(jobs) if where is None else where
-    given = where, len(jobs), data, first, last, stat_size, SMALL, memory_order.CHUNK, own_scratch
+    given = where, len(jobs), counts, first, last, stat_size, SMALL, memory_order.CHUNK, own_scratch
     plan = array("q", (*given, torch.get_num_threads()))  # less overhead than NumPy's arrays: small models feel it
     plan.frombytes(bytes(8 * (len(FIELDS) - len(plan))))
     return plan, plan.buffer_info()[0]

@@ -118,6 +118,17 @@ class Job:
     noted_alpha: float
     noted_rms_x: float
     noted_rms_u: float
+    # Addresses of the machine code for the phases, set by `parts`; 0: not needed, or not loaded yet.
+    moments: int
+    moments_in_double: int
+    factors: int
+    blend: int
+    energy: int
+    energy_in_double: int
+    measure: int
+    measure_in_double: int
+    apply: int
+    correct: int
     # Addresses of scratch, in the order of `memory_order.scratch_lengths`.
     row: int
     col: int

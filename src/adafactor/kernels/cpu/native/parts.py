@@ -1,83 +1,91 @@
-"""The parts of a step as machine code: which there are, and when they are compiled.
+"""The parts of a step as machine code: which of them a tensor needs, and when they are compiled.
 
-A part is one of the functions that take a chunk through a phase, compiled for certain dtypes. Parts are called by
-address. So the code that leads from phase to phase knows no types, and is compiled once; none of them contains another
-one's code; and what no tensor needs, as tiles without convolutions, is never compiled.
+A part is one of the functions that take a chunk through a phase, compiled for certain dtypes. A job has the addresses
+of its parts. So the code that leads from phase to phase knows no types, and is compiled once; none of them contains
+another one's code; and what no tensor needs, as tiles without convolutions, is never compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from adafactor.kernels.cpu.native import apply, carry, compiling, energy, factors, jobs, machine_code, moments
 from adafactor.kernels.cpu.native.elements import Dtypes
+from adafactor.kernels.cpu.native.intrinsics import Array
 
-(
-    MOMENTS_OF_LINES, MOMENTS_OF_TILES, MOMENTS_OF_UNFACTORED, MOMENTS_IN_DOUBLE, MAKE_FACTORS, BLEND,
-    MEASURE_LINES, MEASURE_IN_DOUBLE, APPLY_TO_UNFACTORED, APPLY_TO_UNFACTORED_ROUNDED,
-    # those that read the numerator of U
-    ENERGY_OF_LINES, ENERGY_IN_DOUBLE, APPLY_TO_LINES, APPLY_TO_TILES, APPLY_ROUNDED, CORRECT_LINES,
-    PARTS,
-) = jobs.numbers(17)  # fmt: skip
-OF_MOMENTUM = PARTS - ENERGY_OF_LINES  # added to the last ones where the numerator is the momentum of the gradient
-ALL = PARTS + OF_MOMENTUM
-
-# In the same order; with the types that a function depends on, as others share its code.
-FUNCTIONS: list[tuple[Any, str]] = [
-    (moments.moments_of_lines, "g stat"),
-    (moments.moments_of_tiles, "g stat"),
-    (moments.moments_of_unfactored, "x g stat"),
-    (factors.moments_in_double, "g stat"),
-    (factors.factors, "stat"),
-    (energy.blend_lines, "g stat"),
-    (carry.measure_lines, "x stat"),
-    (carry.measure_in_double, "x"),
-    (apply.apply_to_unfactored, "x g stat"),
-    (apply.apply_to_unfactored_rounded, "x g stat"),
-    (energy.energy_of_lines, "g stat"),
-    (energy.energy_in_double, "g stat"),
-    (apply.apply_to_lines, "x g stat"),
-    (apply.apply_to_tiles, "x g stat"),
-    (apply.apply_rounded, "x g stat"),
-    (carry.correct_lines, "x g stat"),
-]
-ONE_BY_ONE = {APPLY_TO_LINES: apply.apply_to_lines_one_by_one, APPLY_TO_TILES: apply.apply_to_tiles_one_by_one}
 NAMES = {np.float32: "float32", np.float64: "float64", np.uint16: "bfloat16", np.int16: "float16"}
 
 
 class Parts:
-    """The addresses of the parts for certain dtypes; 0 where one is not compiled yet."""
+    """The parts for certain dtypes."""
 
     def __init__(self, dtypes: Dtypes):
-        """Start with none."""
-        self.dtypes = dtypes
-        self.addresses = np.zeros(ALL, np.int64)
-        self.address, self.stat_size = self.addresses.ctypes.data, np.dtype(dtypes.stat).itemsize
+        """Take the dtypes."""
+        self.dtypes, self.stat_size = dtypes, np.dtype(dtypes.stat).itemsize
 
-    def compile(self, missing: int) -> None:
-        """Load or compile the parts whose bits are set."""
-        wanted = [number for number in range(len(self.addresses)) if missing >> number & 1]
-        named = list(map(self._named, wanted))  # a part and its twin that reads the momentum may have one name
-        functions = dict(named)
-        found = machine_code.addresses(functions, f"the step for torch.{NAMES[self.dtypes.x]}")
-        address = dict(zip(functions, found, strict=True))
-        self.addresses[wanted] = [address[name] for name, _ in named]
+    def assign(self, table: Array) -> None:
+        """Load or compile the parts of the jobs that are present and have none, and give them the addresses."""
+        without = [job for job in table if job["present"] and not job["apply"]]
+        needed = [list(self._needed(job)) for job in without]
+        wanted = {
+            name: partial(compiling.machine_code, part, name, arguments=4)
+            for parts in needed
+            for _, (name, part) in parts
+        }
+        found = machine_code.addresses(wanted, f"the step for torch.{NAMES[self.dtypes.x]}")
+        addresses = dict(zip(wanted, found, strict=True))
+        for job, parts in zip(without, needed, strict=True):
+            for field, (name, _) in parts:
+                job[field] = addresses[name]
 
-    def _named(self, number: int) -> tuple[str, Callable[[], bytes]]:
-        """Return the name of a part, and what compiles it."""
+    def _needed(self, job: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
+        """Go through the parts that a job may need, with the fields for their addresses.
+
+        A part that depends on fewer types is compiled for the statistics' in place of the others.
+        """
         x, g, stat = self.dtypes
-        if number >= PARTS:
-            number, g = int(number - OF_MOMENTUM), stat
-        function, needed = FUNCTIONS[number]
-        dtypes = Dtypes(x if "x" in needed else stat, g if "g" in needed else stat, stat)
-        if dtypes.x in (np.uint16, np.int16):
-            function = ONE_BY_ONE.get(number, function)
-        name = "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in dtypes)])
+        u = stat if job["momentum"] == jobs.OF_GRADIENT else g  # the numerator of U
+        tiled, rounded, narrow = job["K"] > 1, job["rounding"] != jobs.NEAREST, x in (np.uint16, np.int16)
+        if job["measures_x"] and self.stat_size == 4:
+            yield "measure_in_double", _part(carry.measure_in_double, x, stat, stat)
+        if job["estimator"] == jobs.FULL:
+            step = apply.apply_to_unfactored_rounded if rounded else apply.apply_to_unfactored
+            yield "moments", _part(moments.moments_of_unfactored, x, g, stat)
+            yield "apply", _part(step, x, g, stat)
+            return
+        yield "moments", _part(moments.moments_of_tiles if tiled else moments.moments_of_lines, stat, g, stat)
+        yield "moments_in_double", _part(factors.moments_in_double, stat, g, stat)
+        yield "factors", _part(factors.factors, stat, stat, stat)
+        if job["momentum"] == jobs.OF_GRADIENT or job["count"] != prod(int(job[axis]) for axis in "BPSQK"):
+            yield "energy", _part(energy.energy_of_lines, stat, u, stat)
+        if self.stat_size == 4:
+            yield "energy_in_double", _part(energy.energy_in_double, stat, u, stat)
+        if job["momentum"] == jobs.OF_GRADIENT:
+            yield "blend", _part(energy.blend_lines, stat, g, stat)
+        if rounded:
+            step = apply.apply_rounded
+        elif narrow:
+            step = apply.apply_to_tiles_one_by_one if tiled else apply.apply_to_lines_one_by_one
+        else:
+            step = apply.apply_to_tiles if tiled else apply.apply_to_lines
+        yield "apply", _part(step, x, u, stat)
+        if job["carries_x2"]:
+            yield "measure", _part(step, x, u, stat)
+            yield "correct", _part(carry.correct_lines, x, u, stat)
+        elif job["measures_x"]:
+            yield "measure", _part(carry.measure_lines, x, stat, stat)
 
-        def part(job: int, phase: int, chunk: int, scratch: int) -> None:
-            function(jobs.job_at(job), phase, chunk, scratch, dtypes)
 
-        return name, lambda: compiling.machine_code(part, name, arguments=4)
+def _part(function: Any, x: Any, g: Any, stat: Any) -> tuple[str, Any]:
+    """Return the name of a part, and the function that is to be compiled."""
+    dtypes = Dtypes(x, g, stat)
+
+    def part(job: int, phase: int, chunk: int, scratch: int) -> None:
+        function(jobs.job_at(job), phase, chunk, scratch, dtypes)
+
+    return "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in dtypes)]), part

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, parts
+from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.carry import carry_on, chunk_of_line, may_rely, rely, take_measured
 from adafactor.kernels.cpu.native.compiling import as_written
 from adafactor.kernels.cpu.native.factors import add_up_rows, conclude, means_of_sums
@@ -27,7 +27,7 @@ class Plan:
     # What is to be done, from Python.
     jobs: int  # address
     count: int
-    data: int  # the addresses of the parts; for `read_counts`, what it writes to
+    counts: int  # the address that `read_counts` writes to
     first: int  # phase, and the one after the last
     last: int
     stat_size: int  # bytes of a statistic
@@ -36,7 +36,7 @@ class Plan:
     own_scratch: int  # every job has been given its own
     threads: int  # at most; `plan_step` lets no more come than there are chunks
     # Left by `plan_step`.
-    missing: int  # parts that are not compiled yet, as bits
+    missing: int  # there are jobs without parts
     bytes: int  # of memory, for counters and scratch
     large: int  # how many jobs, from the first on, are large
     large_bytes: int  # of scratch: for large tensors, for small ones, and for each thread
@@ -88,125 +88,84 @@ def chunks_of(job: Job, phase: int) -> int:
 
 
 @as_written
-def of_momentum(job: Job) -> int:
-    """Return what is added to a part that reads the numerator of U, if that is the momentum of the gradient."""
-    return parts.OF_MOMENTUM if job.momentum == jobs.OF_GRADIENT else 0
-
-
-@as_written
 def part_of(job: Job, phase: int) -> int:
-    """Return the part that takes a chunk of this job through a phase."""
-    shift = of_momentum(job)
+    """Return the address of the part that takes a chunk of this job through a phase."""
     if phase == jobs.MOMENTS:
-        if job.estimator == jobs.FULL:
-            return parts.MOMENTS_OF_UNFACTORED
-        return parts.MOMENTS_OF_LINES if job.K == 1 else parts.MOMENTS_OF_TILES
+        return job.moments
     if phase == jobs.ENERGY:
-        return parts.ENERGY_OF_LINES + shift
-    if phase == jobs.MEASURE and not job.carries_x2:
-        return parts.MEASURE_LINES
-    if phase == jobs.CORRECT:
-        return parts.CORRECT_LINES + shift
-    if job.estimator == jobs.FULL:
-        return parts.APPLY_TO_UNFACTORED if job.rounding == jobs.NEAREST else parts.APPLY_TO_UNFACTORED_ROUNDED
-    if job.rounding != jobs.NEAREST:
-        return parts.APPLY_ROUNDED + shift
-    return (parts.APPLY_TO_LINES if job.K == 1 else parts.APPLY_TO_TILES) + shift
+        return job.energy
+    if phase == jobs.MEASURE:
+        return job.measure
+    return job.apply if phase == jobs.APPLY else job.correct
 
 
 @as_written
-def needed_parts(job: Job) -> int:
-    """Return the parts that a job may need, as bits."""
-    bits = 1 << part_of(job, jobs.MOMENTS) | 1 << part_of(job, jobs.APPLY)
-    if job.measures_x:
-        bits |= 1 << parts.MEASURE_IN_DOUBLE
-    if job.estimator == jobs.FULL:
-        return bits
-    bits |= 1 << parts.MOMENTS_IN_DOUBLE | 1 << parts.MAKE_FACTORS | 1 << (parts.ENERGY_IN_DOUBLE + of_momentum(job))
-    if job.momentum == jobs.OF_GRADIENT:
-        bits |= 1 << parts.BLEND
-    if not jobs.energy_in_first_pass(job):
-        bits |= 1 << part_of(job, jobs.ENERGY)
-    if job.carries_x2:
-        bits |= 1 << part_of(job, jobs.CORRECT)
-    elif job.measures_x:
-        bits |= 1 << parts.MEASURE_LINES
-    return bits
-
-
-@as_written
-def call(plan: Plan, part: int, address: int, phase: int, chunk: int, scratch: int) -> None:
-    """Call a part for a chunk of the job at an address."""
-    call_at(array_at(plan.data + 8 * part, 1, np.int64)[0], address, phase, chunk, scratch)
-
-
-@as_written
-def take_chunk(plan: Plan, address: int, phase: int, chunk: int, scratch: int) -> None:
+def take_chunk(address: int, phase: int, chunk: int, scratch: int) -> None:
     """Take one chunk of a job through a phase."""
     job = jobs.job_at(address)
     if phase == jobs.FACTORS:
-        make_factors(plan, job, address, scratch)
+        make_factors(job, address, scratch)
     elif phase == jobs.CONCLUDE:
         conclude(job)
     else:
         if phase == jobs.ENERGY and job.momentum == jobs.OF_GRADIENT:
-            call(plan, parts.BLEND, address, phase, chunk, scratch)
-        call(plan, part_of(job, phase), address, phase, chunk, scratch)
+            call_at(job.blend, address, phase, chunk, scratch)
+        call_at(part_of(job, phase), address, phase, chunk, scratch)
 
 
 @as_written
-def make_factors(plan: Plan, job: Job, address: int, scratch: int) -> None:
+def make_factors(job: Job, address: int, scratch: int) -> None:
     """Make R, C and 1/√V̂ of a job that takes the step, and decide whether X has to be read for ΣX²."""
     if not job.taken:
         job.skipped += 1
         return
     if job.estimator != jobs.FULL:
-        call(plan, parts.MAKE_FACTORS, address, jobs.FACTORS, 0, scratch)
+        call_at(job.factors, address, jobs.FACTORS, 0, scratch)
     if jobs.energy_in_first_pass(job):
-        check_energy(plan, job, address, scratch)
+        check_energy(job, address, scratch)
     job.needs_correction = 0
     job.reads_x2 = job.measures_x and job.estimator != jobs.FULL
     if job.reads_x2 and may_rely(job):
-        call(plan, part_of(job, jobs.MEASURE), address, jobs.CHECK, chunk_of_line(job, job.heaviest_line), scratch)
+        call_at(job.measure, address, jobs.CHECK, chunk_of_line(job, job.heaviest_line), scratch)
         rely(job)
 
 
 @as_written
-def check_energy(plan: Plan, job: Job, address: int, scratch: int) -> None:
+def check_energy(job: Job, address: int, scratch: int) -> None:
     """Sum U² again in double if float32 had no room for the squares; a sum of 0 is taken for what it is."""
-    if plan.stat_size == 4 and job.u2 != 0 and not jobs.is_accurate(job, job.u2):
-        call(plan, parts.ENERGY_IN_DOUBLE + of_momentum(job), address, jobs.ENERGY, 0, scratch)
+    if job.energy_in_double and job.u2 != 0 and not jobs.is_accurate(job, job.u2):
+        call_at(job.energy_in_double, address, jobs.ENERGY, 0, scratch)
 
 
 @as_written
-def check_x2(plan: Plan, job: Job, address: int, scratch: int) -> None:
+def check_x2(job: Job, address: int, scratch: int) -> None:
     """Sum X² again in double if float32 had no room for the squares."""
-    if plan.stat_size == 4 and job.measures_x and not jobs.is_accurate(job, job.x2):
-        call(plan, parts.MEASURE_IN_DOUBLE, address, jobs.MEASURE, 0, scratch)
+    if job.measure_in_double and not jobs.is_accurate(job, job.x2):
+        call_at(job.measure_in_double, address, jobs.MEASURE, 0, scratch)
 
 
 @as_written
-def finish_phase(plan: Plan, address: int, phase: int, scratch: int) -> None:
+def finish_phase(address: int, phase: int, scratch: int) -> None:
     """Do what follows the chunks of a phase, once all of them are done."""
     job = jobs.job_at(address)
     if phase == jobs.MOMENTS:
         add_up_rows(job)
         if job.estimator != jobs.FULL and not np.isfinite(job.finite):
-            call(plan, parts.MOMENTS_IN_DOUBLE, address, phase, 0, scratch)
+            call_at(job.moments_in_double, address, phase, 0, scratch)
         means_of_sums(job)
         job.taken = job.ignore or np.isfinite(job.finite)
         if job.estimator == jobs.FULL:
-            check_x2(plan, job, address, scratch)
+            check_x2(job, address, scratch)
     elif phase == jobs.ENERGY:
         job.u2 = jobs.total_of(job, jobs.FIRST)
-        check_energy(plan, job, address, scratch)
+        check_energy(job, address, scratch)
     elif phase == jobs.MEASURE:
         take_measured(job)
-        check_x2(plan, job, address, scratch)
+        check_x2(job, address, scratch)
     elif phase == jobs.APPLY:
         carry_on(job)
         if job.needs_correction:
-            prepare_correction(plan, job, address, scratch)
+            prepare_correction(job, address, scratch)
         else:
             count_step(job)
     elif phase == jobs.CORRECT:
@@ -214,10 +173,10 @@ def finish_phase(plan: Plan, address: int, phase: int, scratch: int) -> None:
 
 
 @as_written
-def prepare_correction(plan: Plan, job: Job, address: int, scratch: int) -> None:
+def prepare_correction(job: Job, address: int, scratch: int) -> None:
     """Find the step as it should have been, given ΣX² as X was found."""
     if not jobs.is_accurate(job, job.x2):  # X before the step is gone, but X after it is as good as equal
-        check_x2(plan, job, address, scratch)
+        check_x2(job, address, scratch)
         job.x2 /= job.decay * job.decay
     conclude(job)
 
@@ -249,8 +208,8 @@ def take_small(plan: Plan, scratch: int) -> bool:
     for phase in range(plan.first, plan.last):
         if has_phase(job, phase):
             for chunk in range(chunks_of(job, phase)):
-                take_chunk(plan, address, phase, chunk, scratch)
-            finish_phase(plan, address, phase, scratch)
+                take_chunk(address, phase, chunk, scratch)
+            finish_phase(address, phase, scratch)
     return True
 
 
@@ -261,9 +220,9 @@ def share_phase(plan: Plan, address: int, phase: int, counters: int, scratch: in
     chunk = add_at(counters + BEGUN, 1)
     while chunk < chunks:
         # the last pass goes backwards: it begins with what the first one left in the cache
-        take_chunk(plan, address, phase, chunks - 1 - chunk if phase == jobs.APPLY else chunk, scratch)
+        take_chunk(address, phase, chunks - 1 - chunk if phase == jobs.APPLY else chunk, scratch)
         if add_at(counters + DONE, 1) == chunks - 1:
-            finish_phase(plan, address, phase, scratch)
+            finish_phase(address, phase, scratch)
             add_at(counters + CLOSED, 1)
         chunk = add_at(counters + BEGUN, 1)
     while add_at(counters + CLOSED, 0) == 0:
@@ -300,16 +259,13 @@ def close(address: int) -> None:
 
 
 def plan_step(address: int) -> None:
-    """Find out what is needed: parts, memory, and which of the tensors are large."""
+    """Find out whether parts are missing, how much memory is needed, and which of the tensors are large."""
     plan, total = plan_at(address), 0
-    table, addresses = array_at(plan.jobs, plan.count, jobs.JOB), array_at(plan.data, parts.ALL, np.int64)
+    table = array_at(plan.jobs, plan.count, jobs.JOB)
     for i in range(len(table)):
         if table[i].present:
             total += jobs.elements_of(table[i])
-            plan.missing |= needed_parts(table[i])
-    for part in range(len(addresses)):
-        if addresses[part]:
-            plan.missing &= ~(1 << part)
+            plan.missing |= table[i].apply == 0
     most = min(plan.small_size, max(plan.chunk_size, total // (4 * plan.threads)))
     while plan.large < len(table) and jobs.elements_of(table[plan.large]) > most:
         plan.large += 1
@@ -354,8 +310,8 @@ def init_memory(address: int) -> None:
 
 
 def read_counts(address: int) -> None:
-    """Read the step counts of all jobs into an array of doubles at `data`."""
+    """Read the step counts of all jobs into an array of doubles."""
     plan = plan_at(address)
-    table, counts = array_at(plan.jobs, plan.count, jobs.JOB), array_at(plan.data, plan.count, np.float64)
+    table, counts = array_at(plan.jobs, plan.count, jobs.JOB), array_at(plan.counts, plan.count, np.float64)
     for i in range(len(table)):
         counts[i] = array_at(table[i].t, 1, np.float32)[0]
