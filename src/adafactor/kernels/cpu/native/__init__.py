@@ -101,10 +101,11 @@ def control() -> Control:
 
 
 @cache
-def ready(dtypes: Dtypes) -> parts.Parts:
-    """Make the code ready that all dtypes share; `walk` adds what certain tensors need."""
+def ready(dtypes: Dtypes) -> int:
+    """Make the code ready that all dtypes share, and return the bytes of a statistic."""
     control()
-    return parts.Parts(dtypes)
+    size: int = np.dtype(dtypes.stat).itemsize
+    return size
 
 
 def walk(
@@ -118,16 +119,16 @@ def walk(
     """
     if scratch is None and (first, last) != (MOMENTS, END):
         raise ValueError("a part of a step needs scratch that lasts until the other parts")
-    code, functions = ready(dtypes), control()
-    plan, at = _plan(jobs, 0, first, last, code.stat_size, scratch is not None, where)
+    stat_size, functions = ready(dtypes), control()
+    plan, at = _plan(jobs, 0, first, last, stat_size, scratch is not None, where)
     functions.plan_step(at)
     count, missing, size = plan[PLANNED]
     if missing:
-        code.assign(jobs)
+        parts.assign(jobs, dtypes)
     memory = torch.empty(size // 8, dtype=torch.float64, device="cpu")
     plan[MEMORY] = memory.data_ptr()
     functions.init_memory(at)
-    functions.team.run(at, count, keep=(plan, memory, jobs, code, scratch))
+    functions.team.run(at, count, keep=(plan, memory, jobs, scratch))
 
 
 FIELDS = schedule.PLAN.names or ()

@@ -79,7 +79,7 @@ def _apply_in_pairs(
 @summing
 def _step_two(
     job: Job, of: Source, line0: Line, line1: Line, row0: Scale, row1: Scale, size: int, rates: Rates, dtypes: Dtypes
-) -> Any:
+) -> tuple[float, float]:
     """Step two lines; return ΣX² before and after."""
     before, after = 0.0, 0.0
     for q in range(0, job.Q * job.K, size):
@@ -92,7 +92,9 @@ def _step_two(
 
 
 @summing
-def _step_one(job: Job, of: Source, line: Line, row: Scale, size: int, rates: Rates, phase: int, dtypes: Dtypes) -> Any:
+def _step_one(
+    job: Job, of: Source, line: Line, row: Scale, size: int, rates: Rates, phase: int, dtypes: Dtypes
+) -> tuple[float, float]:
     """Step one line; return ΣX² before and after."""
     before, after = 0.0, 0.0
     for q in range(0, job.Q * job.K, size):

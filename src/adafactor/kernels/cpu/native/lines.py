@@ -178,7 +178,9 @@ def descend_averaged(x: Array, m: Array, g: Array, row: Scale, col: Array, rates
 
 
 @summing
-def descend_two(part0: Stretch, part1: Stretch, row0: Scale, row1: Scale, averaged: bool, rates: Rates) -> Any:
+def descend_two(
+    part0: Stretch, part1: Stretch, row0: Scale, row1: Scale, averaged: bool, rates: Rates
+) -> tuple[float, float]:
     """Step two lines that lie far apart; return ΣX² before and after.
 
     The step is X·decay − scale·U, or X·decay − M·apply_factor with scale·U averaged into M. With decay = 1 and all
