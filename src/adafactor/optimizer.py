@@ -231,7 +231,7 @@ class Adafactor(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step_all()
+        self._step_undisturbed()
         return loss
 
     def step_param(self, p: Tensor, group: dict[str, Any] | None = None) -> None:
@@ -246,22 +246,17 @@ class Adafactor(Optimizer):
         if dtensor.is_sharded(p):
             raise ValueError("a sharded parameter (DTensor) cannot step alone: its sums are reduced with the others'")
         self._opt_called = True  # so that torch's schedulers do not miss `step()`
-        if not self._step_one(p):
+        if not self._step_undisturbed(p):
             raise ValueError(f"a parameter of shape {tuple(p.shape)} is in no group of this optimizer")
 
     def step_parameter(self, p: Tensor, group: dict[str, Any] | None = None, i: int | None = None) -> None:
         """`step_param` as OneTrainer's fused backward pass calls it, with the parameter's place in its group."""
         self.step_param(p, group)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
-    def _step_one(self, p: Tensor) -> bool:
-        with held_back(), torch.no_grad():
-            return self._step(only=p)
-
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
-    def _step_all(self) -> None:
+    def _step_undisturbed(self, only: Tensor | None = None) -> bool:
         with held_back(), torch.no_grad():
-            self._step()
+            return self._step(only)
 
     def _step(self, only: Tensor | None = None) -> bool:
         """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one.

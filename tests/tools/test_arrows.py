@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "src" / "adafactor"
@@ -41,11 +40,8 @@ def imported(path: Path) -> Iterator[str]:
             assert not node.level, f"{path}: imports are absolute"
             yield from (f"{node.module}.{name.name}" for name in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (part.value.rstrip(".") for part in ast.walk(node.args[0]) if _is_text(part))
-
-
-def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+            texts = (part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant))
+            yield from (text.rstrip(".") for text in texts if isinstance(text, str))
 
 
 def python(*folders: str) -> list[Path]:
