@@ -93,6 +93,7 @@ class Batch:
                         total[factor.key] = add(
                             total.get(factor.key), sums.sum_along(q, axis), block, axis, tuple(shape)
                         )
+                del g, q  # before the next block's are made
         rows, cols = (
             None if factor is None else factor.means([total[factor.key] for total in totals], shrink, eps1)
             for factor in (self.row, self.col)
@@ -171,6 +172,7 @@ class Batch:
                 m.lerp_(change, self._at(weight, i))
                 change = m if mask is None else m * self._at(mask, i)
             self._write(i, member, block, change, self._at(decay, i))
+            del change  # before the next block's is made
         if self.pack is not None:
             self._unpack()
         self._count_step()
