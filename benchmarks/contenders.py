@@ -144,7 +144,7 @@ class FloorRunner:
             g.sum()
             x.add_(g, alpha=1e-3)
             if m is not None:
-                m.mul_(0.999)
+                m.neg_()
 
     def values(self) -> list[Tensor]:
         """Return the buffers that are written to."""

@@ -10,40 +10,42 @@ if TYPE_CHECKING:
     from adafactor.kernels.triton.executor import Executor
 
 
-def moved(works: Sequence[Executor]) -> dict[str, int]:
+def moved(executors: Sequence[Executor]) -> dict[str, int]:
     """Bytes that each launch reads and writes in a step, whatever the cache holds, from how tensors are cut.
 
     Tables and scalars are left out: they are a few bytes for thousands of elements.
     """
     from adafactor.kernels.triton import fields as f
-    from adafactor.kernels.triton.cut import checked
+    from adafactor.kernels.triton.sizes import checked
+    from adafactor.kernels.triton.table import units_of
 
     moved_bytes: dict[str, int] = defaultdict(int)
-    for work in works:
-        kind, stat = work.kind, work.stat.itemsize
-        pieces = work.table.tensors[:, f.PIECES.value].tolist()
-        for parameter, cut_into in zip(work.parameters, pieces, strict=True):
+    for executor in executors:
+        kind, stat = executor.kind, executor.stat.itemsize
+        tiles = executor.table.tensors[:, f.TILES.value].tolist()
+        for parameter, own in zip(executor.parameters, tiles, strict=True):
             x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
-            how = work.table.cuts[parameter]
+            how = executor.table.tilings[parameter]
             first = g + (stat if kind.momentum == 2 else 0)  # an element
             last = g + 2 * x + (2 * stat if kind.momentum else 0) + (2 * x if kind.rounding == 2 else 0)
             moved_bytes["measure"] += x * count
             if parameter.settings.relative:
-                moved_bytes["check"] += x * count * min(len(checked(cut_into)) + 1, cut_into) // cut_into
-            if "full" in parameter.state:
-                moved_bytes["first walk"] += (first + stat) * count
-                moved_bytes["last walk"] += (last + 2 * stat) * count
+                moved_bytes["begin step"] += x * count * min(len(checked(own)) + 1, own) // own
+            if how is None:
+                moved_bytes["first pass"] += (first + stat) * count
+                moved_bytes["last pass"] += (last + 2 * stat) * count
                 continue
-            rows, columns, stack = _matrices(work, parameter)
-            partial = 2 * how.units(rows) * columns * stack * stat  # column sums of G² and of G²/R
-            twice = how.is_long and not (kind.aligned and columns <= 2 * kind.held)
-            moved_bytes["first walk"] += (2 if twice else 1) * first * count + partial + 2 * rows * stack * stat
-            moved_bytes["fold"] += partial + 2 * columns * stack * stat
-            moved_bytes["last walk"] += last * count + 2 * (rows + columns) * stack * stat
+            rows, columns, stack = _matrices(parameter)
+            units = -(-rows // units_of(parameter, how))
+            partial = 2 * units * columns * stack * stat  # column sums of G² and of G²/R
+            reads = 1 if kind.first_pass(how)["CHUNKS"] else 2
+            moved_bytes["first pass"] += reads * first * count + partial + 3 * rows * stack * stat
+            moved_bytes["fold"] += partial + 3 * columns * stack * stat
+            moved_bytes["last pass"] += last * count + 3 * (rows + columns) * stack * stat
     return dict(moved_bytes)
 
 
-def _matrices(work: Executor, parameter: Any) -> tuple[int, int, int]:
+def _matrices(parameter: Any) -> tuple[int, int, int]:
     """Rows, columns, and the number of matrices of a stack."""
     from adafactor.kernels.triton.table import factored_axes
 

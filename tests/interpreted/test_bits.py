@@ -21,7 +21,8 @@ from tests.interpreted.guarded import random_steps, starts, train
 def round_all(x, number, out, nearest, count, key1, key2, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < count, other=0.0)
-    words = random_words(tl.load(number + at, mask=at < count, other=0), key1.to(tl.uint32), key2.to(tl.uint32))
+    start, low = tl.load(number + at, mask=at < count, other=0), (at * 7).to(tl.uint32)
+    words = random_words(start, low, key1.to(tl.uint32), key2.to(tl.uint32))
     tl.store(out + at, stochastic(value, words, DTYPE), mask=at < count)
     tl.store(nearest + at, narrow(value, DTYPE), mask=at < count)
 
@@ -42,11 +43,12 @@ def test_the_same_number_is_rounded_to_the_same_bits_as_in_plain_torch(dtype: to
     count = 4096
     x = awkward(count)
     numbers = torch.arange(count) * 3_000_017  # beyond 32 bits
+    numbers[1::2] = 3 * 2**32 - 5  # so that the lower halves overflow
     out, nearest = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
     keys = rounding.keys(rounding.roots(7, 5), 11)
     types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
     round_all[(1,)](x, numbers, out, nearest, count, *keys, DTYPE=types[dtype], BLOCK=count)
-    words = rounding.random_words(numbers.clone(), keys)
+    words = rounding.random_words(numbers + 7 * torch.arange(count), keys)
     assert torch.equal(out.view(torch.int16), rounding.stochastic(x, dtype, words).view(torch.int16))
     assert torch.equal(nearest.view(torch.int16), x.to(dtype).view(torch.int16))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels.triton import cut
+from adafactor.kernels.triton import sizes
 from tests.interpreted.guarded import distance, random_steps, starts, train
 
 SHAPES = [(37, 20), (64, 32), (33,), (4, 6, 5)]
@@ -122,8 +122,8 @@ def test_a_copy_of_the_optimizer_goes_its_own_way() -> None:
 
 
 def edited(backend: str, edits: dict[int, Callable[[Tensor], object]], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """A matrix of four pieces, of which only that of the last rows is checked, after each step."""
-    monkeypatch.setattr(cut, "CHECKED", (1, 4))
+    """A matrix of four tiles, of which only that of the last rows is checked, after each step."""
+    monkeypatch.setattr(sizes, "CHECKED", (1, 4))
     (start,) = starts([(128, 512)])
     p = start.clone().requires_grad_()
     optimizer, ends = Adafactor([p], backend=backend), []
@@ -139,7 +139,7 @@ def edited(backend: str, edits: dict[int, Callable[[Tensor], object]], monkeypat
 def test_an_outlier_that_is_put_back_is_found_before_a_step_is_too_long(
     value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its piece is the heaviest, so it is checked."""
+    """Its tile is the heaviest, so it is checked."""
     (start,) = starts([(128, 512)])
     edits = {0: lambda x: x[1, 7].fill_(value), 2: lambda x: x.copy_(start)}
     ours, theirs = (edited(backend, edits, monkeypatch) for backend in ("triton", "eager"))
@@ -148,7 +148,7 @@ def test_an_outlier_that_is_put_back_is_found_before_a_step_is_too_long(
 
 
 def test_what_no_check_sees_is_measured_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a light piece become a thousand times larger: one step is too short, the next is right."""
+    """Rows of a light tile become a thousand times larger: one step is too short, the next is right."""
     edits = {1: lambda x: x[:4].mul_(1e3)}
     ours, theirs = (edited(backend, edits, monkeypatch) for backend in ("triton", "eager"))
     lengths = [[float((ends[i] - ends[i - 1])[4:].abs().max()) for i in (2, 3)] for ends in (ours, theirs)]

@@ -18,10 +18,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from adafactor.kernels.triton.executor import Kind
-from adafactor.kernels.triton.first_walk import first_walk
+from adafactor.kernels.triton.first_pass import first_pass
 from adafactor.kernels.triton.fold import fold
-from adafactor.kernels.triton.last_walk import last_walk
-from adafactor.kernels.triton.shard_kernels import conclude, energy_walk, factors, means, totals
+from adafactor.kernels.triton.last_pass import begin_step, last_pass, measure, norms
+from adafactor.kernels.triton.shard_kernels import conclude, factors, means, totals
+from adafactor.kernels.triton.shards import FEW
+from adafactor.kernels.triton.sizes import tiling
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -38,10 +40,10 @@ REGISTERS = 65536  # a multiprocessor has
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the others are the kernel's own
 TABLES = {"tensors": "*i64", "matrices": "*i64", "given": "*i64"}
-LISTS = ("units", "pieces", "spans", "blocks", "is_known", "finite")
-FIGURES = ("vectors", "scratch", "squares")  # of the statistics' type
-SCALING = ("grad_scale", "found_inf")  # may be views at any address
-COUNTS = ("first_unit", "what", "first_block", "block_count", "first_matrix", "matrix_count", "first_tensor")
+LISTS = ("units", "tiles", "shares", "checks", "blocks", "is_known", "finite")
+STATISTICS = ("vectors", "inverses", "scratch")  # of the statistics' type
+SCALING = ("grad_scale_ptr", "found_inf_ptr")  # may be views at any address
+WIDTHS = (16, 768, 2304, 4096, 5120, 11008, 28672)  # columns: each is held in another way
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,21 @@ class Variant:
     name: str
     kernel: Any
     kind: Kind
-    long: bool = False  # of the first walk
-    shared: bool = False  # of the last walk
+    width: int | None = None  # columns, of the first pass; None: unfactored
+    raw: bool = False  # of the first pass of a shard
 
     @property
     def options(self) -> dict[str, Any]:
         """What it is launched with."""
-        if self.kernel is first_walk:
-            return self.kind.first_walk(self.long)
-        if self.kernel in (last_walk, energy_walk):
-            return self.kind.last_walk(self.shared)
-        options = self.kind.fold()
-        known = {*self.kernel.arg_names, *OPTIONS}
-        return {name: value for name, value in options.items() if name in known}
+        if self.kernel is first_pass:
+            how = None if self.width is None else tiling(self.width, self.kind.g.itemsize, self.kind.held)
+            return self.kind.first_pass(how, self.raw)
+        if self.kernel in (begin_step, measure):
+            return self.kind.measure()
+        if self.kernel in (last_pass, norms, fold):
+            options: dict[str, Any] = getattr(self.kind, self.kernel.__name__)()
+            return options
+        return FEW | ({"ST": self.kind.fold()["ST"]} if self.kernel is factors else {})
 
     @property
     def stat(self) -> str:
@@ -98,17 +102,18 @@ def variants(of: list[Kind]) -> list[Variant]:
     found: dict[tuple[Any, str], Variant] = {}
     for kind in of:
         shape = f"{'aligned' if kind.aligned else 'ragged'}"
-        walk = f"{NAMES[kind.x]}-{NAMES[kind.g]}-momentum{kind.momentum}-rounding{kind.rounding}-{shape}"
+        last = f"{NAMES[kind.x]}-{NAMES[kind.g]}-momentum{kind.momentum}-rounding{kind.rounding}-{shape}"
         wide = "fp64" if kind.x == torch.float64 else "fp32"
         first = f"{wide}-{NAMES[kind.g]}-{'average' if kind.momentum == 2 else 'plain'}-{shape}"
         for variant in (
-            Variant(f"first_walk-{first}", first_walk, kind),
-            Variant(f"first_walk-long-{first}", first_walk, kind, True),
+            *(Variant(f"first_pass-{width}-{first}", first_pass, kind, width) for width in (None, *WIDTHS)),
+            Variant(f"first_pass-raw-4096-{first}", first_pass, kind, 4096, raw=True),
+            Variant(f"begin_step-{NAMES[kind.x]}-{shape}", begin_step, kind),
+            Variant(f"measure-{NAMES[kind.x]}-{shape}", measure, kind),
             Variant(f"fold-{wide}-{shape}", fold, kind),
-            Variant(f"last_walk-{walk}", last_walk, kind),
-            Variant(f"last_walk-shared-{walk}", last_walk, kind, shared=True),
-            Variant(f"energy_walk-{walk}", energy_walk, kind),
-            Variant(f"means-{wide}-{shape}", means, kind),
+            Variant(f"last_pass-{last}", last_pass, kind),
+            Variant(f"norms-{last}", norms, kind),
+            Variant(f"means-{wide}", means, kind),
             Variant(f"factors-{wide}", factors, kind),
             Variant("totals", totals, kind),
             Variant("conclude", conclude, kind),
@@ -148,15 +153,16 @@ def compiled_with(kernel: Any, options: dict[str, Any], target: str, stat: str) 
 
 
 def _type(argument: str, stat: str) -> str:
-    if argument in COUNTS:
+    name = argument.removesuffix("_ptr")
+    if name == argument:
         return "i32"
-    if argument in LISTS:
+    if name in LISTS:
         return "*i32"
-    if argument in FIGURES:
+    if name in STATISTICS:
         return f"*{stat}"
     if argument in SCALING:
         return "*fp32"
-    return TABLES.get(argument, "*fp64")
+    return TABLES.get(name, "*fp64")
 
 
 @cache
@@ -178,6 +184,28 @@ def usage(variant: Variant, target: str) -> Usage:
     each = -(-registers // 8) * 8 * threads
     room = SHARED[target] * 1024 // (shared + (0 if target.startswith("gfx") else 1024)) if shared else 99
     return Usage(registers, spilled, shared, threads, min(file // each, room, 2048 // threads))
+
+
+def loops(variant: Variant, target: str) -> list[list[str]]:
+    """The machine instructions of each innermost loop, in the order of the code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(compiled(variant, target).asm["cubin"])
+        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif code_at := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            instructions.append(code_at[1])
+    spans = []
+    for end, instruction in enumerate(instructions):
+        jump = re.search(r"\bBRA\b.*?`\((\.L_x_\d+)\)", instruction)
+        if jump and (first := labels.get(jump[1], end + 1)) < end:
+            spans.append((first, end + 1))
+    inner = [(a, b) for a, b in spans if not any((c, d) != (a, b) and a <= c and d <= b for c, d in spans)]
+    return [instructions[a:b] for a, b in inner]
 
 
 def _found(pattern: str, text: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from adafactor import Adafactor
@@ -23,7 +24,7 @@ from adafactor.kernels import triton as backend
 from adafactor.kernels.triton import executor as work
 from tests.kernels.triton_ahead import compiled_with
 
-WRITTEN_FIRST = ("vectors", "scratch", "sums")  # by the first walk: nothing may read them before
+WRITTEN_FIRST = ("vectors_ptr", "inverses_ptr", "scratch_ptr", "sums_ptr")  # by the first pass
 
 
 def find() -> bool:
@@ -53,9 +54,9 @@ class Emulator:
             return
         grid, values = (programs, 1, 1), list(arguments)
         names = dict(zip(kernel.arg_names, values, strict=False))
-        stat = "fp64" if names["vectors"].dtype == torch.float64 else "fp32"
+        stat = "fp64" if options.get("ST") is tl.float64 else "fp32"
         compiled = compiled_with(kernel, options, self.target, stat)
-        self.launched.append(kernel.fn.__name__ + ("_long" if options.get("LONG") else ""))
+        self.launched.append(kernel.fn.__name__)
         if self.observe is not None:
             self.observe(compiled, grid, values, self.reached)
             return
@@ -64,7 +65,7 @@ class Emulator:
         )
         assert not emulated.unsupported, emulated.unsupported[:3]
         fresh = [i for i, name in enumerate(names) if name in WRITTEN_FIRST]
-        new = tuple(fresh) if self.launched[-1].startswith("first_walk") else ()
+        new = tuple(fresh) if self.launched[-1] == "first_pass" else ()
         emulated.launch(grid, values, extra=self.reached, order=self.order, seed=1, races="raise", uninit=new)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adafactor.kernels.triton import executor as work
 from adafactor.kernels.triton import table
-from adafactor.kernels.triton.cut import Cut, cut
+from adafactor.kernels.triton.sizes import unit_rows
 from tests.kernels.triton_emulated import Emulator, like_cuda, take
 
 CARDS = {"A100-80": "sm_80", "H100-SXM": "sm_90", "RTX-4090": "sm_89"}
@@ -33,11 +33,11 @@ class Weighed:
 def cut_as(shape: tuple[int, int], patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let every matrix be cut as one of this shape is: a part of its rows stands for the whole."""
 
-    def whole(n: int, m: int, itemsize: int, held: int) -> Cut:
-        return cut(shape[0], m, itemsize, held)
+    def whole(n: int, m: int, itemsize: int, rows: int) -> int:
+        return unit_rows(shape[0], m, itemsize, rows)
 
     with patch.context() as inner:
-        inner.setattr(table, "cut", whole)
+        inner.setattr(table, "unit_rows", whole)
         yield
 
 
@@ -61,7 +61,8 @@ def weigh(shape: tuple[int, int], dtype: torch.dtype, card: str, part: int, patc
             work.Executor, "_empty", lambda self, count, dtype: like_cuda(torch.empty(max(count, 1), dtype=dtype))
         )
         take(emulator, patch, [x], [[g]])
-    names, traces = emulator.launched[1:], traces[1:]
+    kept = [i for i, name in enumerate(emulator.launched) if name != "measure"]
+    names, traces = [emulator.launched[i] for i in kept], [traces[i] for i in kept]
     elements, model = rows * columns, traffic.CARDS[card]
     cache, usual, cold = None, 0, 0
     for trace in traces:

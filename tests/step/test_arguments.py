@@ -52,7 +52,7 @@ WRONG = [
     ("axes", (0, 5), ValueError, "axes of the tensor"),
     ("axes", (1, 1), ValueError, "two different axes"),
     ("axes", (1, -1), ValueError, "two different axes"),
-    ("maximize", "yes", ValueError, "True, False"),
+    ("maximize", "yes", ValueError, "False, True"),
     ("on_nonfinite", "warn", ValueError, "'skip', 'raise', 'ignore'"),
     ("rounding", "up", ValueError, "'nearest', 'stochastic', 'kahan'"),
     ("seed", -1, ValueError, "at least 0"),

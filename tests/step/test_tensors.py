@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor, schedules
-from adafactor.core.factoring import find_factoring
+from adafactor.core.factoring import find_factoring, state_bytes
 from tests import inside, oracle
 from tests.compare import arguments, gradients, start, trained
 
@@ -211,16 +211,16 @@ def test_empty_tensors_pass_through(shape: tuple[int, ...], factored: str | bool
     ],
     ids=str,
 )
-def test_the_layout_gives_the_shapes_of_the_state(
+def test_the_factoring_gives_the_shapes_of_the_state(
     shape: tuple[int, ...], factored: str | bool, expected: dict[str, tuple[int, ...]]
 ) -> None:
-    shapes = find_factoring(shape, factored)
+    factoring = find_factoring(shape, factored)
     p = torch.zeros(shape, requires_grad=True)
     optimizer = Adafactor([p], factored=factored, beta1=0.5)
     state = dict(optimizer.state[p])
-    assert sum(v.nbytes for v in state.values()) == shapes.state_bytes(p.dtype, momentum=True)
+    assert sum(v.nbytes for v in state.values()) == state_bytes(factoring, p.dtype, momentum=True)
     assert state.pop("step").shape == () and state.pop("momentum").shape == shape
-    assert {key: tuple(v.shape) for key, v in state.items()} == expected == shapes.statistics
+    assert {key: tuple(v.shape) for key, v in state.items()} == expected == factoring.statistics
 
 
 def test_stacked_layers_named_by_axes_equal_their_slices_but_for_the_shared_clip() -> None:

@@ -44,6 +44,13 @@ def test_each_package_round_the_optimizer_is_imported_by_itself_alone(package: s
         assert not [name for name in imported(path) if within(name, f"adafactor.{package}")], path
 
 
+def test_neither_the_kernels_nor_their_self_test_import_the_optimizer() -> None:
+    for path in python("src/adafactor/core", "src/adafactor/kernels", "src/adafactor/check"):
+        names = [name for name in imported(path) if within(name, "adafactor.optimizer") or name.count(".") == 0]
+        assert not [name for name in names if name.startswith("adafactor")], path
+        assert "adafactor.Adafactor" not in imported(path), path
+
+
 def test_only_tests_import_tests_and_the_package_imports_no_script() -> None:
     for path in python("src", *SCRIPTS):
         assert not [name for name in imported(path) if within(name, "tests")], path

@@ -1,9 +1,10 @@
-"""`adafactor check`, and a GPU's part of `adafactor bench`, with a stand-in for the card: there is none here."""
+"""`adafactor check`, and a GPU's part of the benchmark, with a stand-in for the card: there is none here."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,22 +14,25 @@ from typing import Any
 
 import pytest
 import torch
-from adafactor.bench import contenders, gpu_times, machine, memory, place, present, results
-from adafactor.bench.contenders import CONTENDERS, parameters
-from adafactor.bench.launches import Launches
-from adafactor.bench.measure import Entry, measure
-from adafactor.bench.results import Measured, Results, Timing
-from adafactor.bench.suites import SUITES
 
-from adafactor.check import gpu as gpu_check
+from adafactor.check import selftest, selftest_cache, timing
+from adafactor.check.selftest import Finding, Variant
+from adafactor.check.timing import OURS, Launches, Times
+from adafactor.cli import check as command
 from adafactor.cli import main
+from adafactor.optimizer import Adafactor
+from benchmarks import __main__ as benchmark
+from benchmarks import contenders, machine, results, tables
+from benchmarks.contenders import CONTENDERS, parameters
+from benchmarks.machine import Card
+from benchmarks.measure import Entry, extra_bytes_on, measure
+from benchmarks.results import Measured, Results, Timing
+from benchmarks.suites import SUITES
 from tests.kernels import needs
 
 needs.triton()
-from adafactor.check import trial, verdict  # noqa: E402
 from adafactor.kernels import triton as backend  # noqa: E402
 from adafactor.kernels.triton import executor as work  # noqa: E402
-from adafactor.kernels.triton.last_walk import CHECK, MEASURE, STEP  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -86,8 +90,23 @@ class Queue:
         return SimpleNamespace(name="Abacus 4090", total_memory=8000, L2_cache_size=100)
 
 
-def card(queue: Queue | None = None) -> place.Card:
-    return place.Card(CPU, queue or Queue())
+class SlowQueue(Queue):
+    """A device on which an event takes a millisecond, too."""
+
+    def Event(self, enable_timing: bool) -> Any:  # noqa: N802, as in torch
+        """An event that notes when it was recorded, and takes its time."""
+        event = super().Event(enable_timing)
+
+        def record() -> None:
+            event.at = self.now
+            self.work()
+
+        event.record = record
+        return event
+
+
+def card(queue: Queue | None = None) -> Card:
+    return Card(CPU, queue or Queue())
 
 
 def test_events_give_the_mean_of_the_calls_between_them() -> None:
@@ -137,23 +156,20 @@ def test_extra_memory_is_that_of_the_third_step() -> None:
                 queue.work()
 
     contender = contenders.Contender("x", "x", "peer", lambda params: Runner())  # type: ignore[arg-type, return-value]
-    assert memory.extra_bytes_on(card(queue), contender, [(2, 3)], "float32") == 300
+    assert extra_bytes_on(card(queue), contender, [(2, 3)], "float32") == 300
 
 
 def test_contenders_are_those_of_the_device() -> None:
     on = {kind: {key for key, c in CONTENDERS.items() if kind in c.devices} for kind in ("cpu", "cuda")}
-    assert {"cpu", "cpu-momentum", "optax"} == on["cpu"] - on["cuda"]
-    assert {"triton", "triton-momentum"} == on["cuda"] - on["cpu"]
-    assert {"eager", "adamw-fused", "torch-foreach"} <= on["cpu"] & on["cuda"]
+    assert {"cpu", "cpu-momentum", "cpu-stochastic", "optax"} == on["cpu"] - on["cuda"]
+    assert {"triton", "triton-momentum", "triton-stochastic"} == on["cuda"] - on["cpu"]
+    assert {"eager", "adamw-fused", "torch-foreach", "floor"} <= on["cpu"] & on["cuda"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["bench", "--device", "cuda"], "there is no cuda device here"),
-        (["bench", "--device", "nonsense"], "not a device that torch knows"),
-        (["bench", "--device", "meta"], "there are cpu, cuda"),
-        (["bench", "--contender", "triton"], "triton cannot step tensors on cpu"),
+        (["check", "--device", "nonsense"], "not a device that torch knows"),
         (["check"], "there is no GPU here that torch"),
         (["check", "--device", "cuda:3"], "there is no cuda device here"),
         (["check", "--device", "cpu"], "for the CPU with TRITON_INTERPRET=1"),
@@ -176,22 +192,67 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
 
 
-def test_every_launch_is_timed_apart(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue()
+def test_every_pass_is_timed_apart_in_every_variant(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = SlowQueue()
 
     def launch(kernel: Any, programs: int, arguments: Any, options: Any) -> None:
-        modes = {MEASURE.value: 5, CHECK.value: 4, STEP.value: 3}
-        for _ in range({"first_walk": 1, "fold": 2}.get(kernel.__name__) or modes[arguments[-1]]):
+        for _ in range({"first_pass": 1, "fold": 2, "last_pass": 3, "begin_step": 4, "measure": 5}[kernel.__name__]):
             queue.work()
 
+    def other(params: Any) -> Any:
+        return SimpleNamespace(step=lambda: queue.work_after(lambda: None))
+
     monkeypatch.setattr(work, "launch", launch)
-    found = gpu_times.time_launches(card(queue), SUITES["tiny"], "float32", 3)
-    # two kinds: tensors whose rows are a multiple of 16 and others
-    assert [x.name for x in found if x.number == 2] == ["check", "measure", "first walk", "fold", "last walk"]
-    assert [x.seconds for x in found] == pytest.approx([8e-3, 10e-3, 2e-3, 4e-3, 6e-3])
-    elements = SUITES["tiny"].parameters
-    last = next(x for x in found if x.name == "last walk")
-    assert 12 * elements < last.bytes < 14 * elements and last.bandwidth == pytest.approx(last.bytes / 6e-3)
+    monkeypatch.setattr(timing, "OTHERS", {"torch.optim.AdamW, fused": other})
+    said: list[str] = []
+    found = timing.measure(Adafactor, CPU, 3, said.append, columns=(64, 48), elements=8192, module=queue)
+    assert [(t.variant, t.rows, t.columns) for t in found] == [
+        (variant, rows, columns)
+        for variant in ("float32", "bfloat16", "bfloat16, stochastic rounding")
+        for rows, columns in ((128, 64), (170, 48))
+    ]
+    assert len(said) == 6 and said[-1] == "bfloat16, stochastic rounding, 48 columns"
+    for times, size in zip(found, (4, 4, 2, 2, 2, 2), strict=True):
+        assert not times.problems, times.problems
+        elements = times.rows * times.columns
+        assert {name: round(1e3 * value) for name, value in times.passes.items()} == {
+            "begin step": 4 + 1,
+            "measure": 5 + 1,
+            "first pass": 1 + 1,
+            "fold": 2 + 1,
+            "last pass": 3 + 1,
+        }
+        one = size * elements
+        assert times.bytes == {OURS: 4 * one, "first pass": one, "last pass": 3 * one}
+        assert times.steps == {OURS: pytest.approx(26e-3), "torch.optim.AdamW, fused": pytest.approx(3e-3)}
+        assert times.copy_bandwidth == pytest.approx(2 * size * elements / 1e-3)
+
+
+def test_what_fails_while_it_is_timed_is_told_with_its_traceback_and_the_rest_goes_on(on_cpu: None) -> None:
+    def fail(params: Any, **keywords: Any) -> Any:
+        raise RuntimeError("ptxas: out of registers")
+
+    found = timing.measure(fail, CPU, 1, lambda text: None, columns=(16,), elements=64, module=SlowQueue())
+    assert [list(t.problems) for t in found] == [[OURS]] * 3
+    assert all(not t.passes and list(t.steps) == list(timing.OTHERS) for t in found)
+    text = timing.show(found, 1e12)
+    assert f"{OURS}, bfloat16, 4×16:\nTraceback" in text and 'raise RuntimeError("ptxas: out of registers")' in text
+
+
+def test_steps_beside_ours_are_those_of_real_optimizers(on_cpu: None) -> None:
+    [found, *_] = timing.measure(Adafactor, CPU, 1, lambda text: None, columns=(16,), elements=64, module=SlowQueue())
+    assert list(found.steps) == [OURS, "torch.optim.AdamW, fused", "torch.optim.Adafactor"] and not found.problems
+
+
+def test_the_columns_are_those_that_people_train() -> None:
+    assert timing.COLUMNS == (768, 2304, 4096, 5120, 28672)
+    assert all(columns <= timing.ELEMENTS // 1000 for columns in timing.COLUMNS), "a matrix has many rows"
+
+
+def test_a_card_without_a_nominal_bandwidth_is_compared_with_its_copy() -> None:
+    assert timing.nominal_bandwidth(CPU) is None
+    text = timing.show([Times("float32", 8, 4, 1e9, {OURS: 1e-3}, bytes={OURS: 500_000})], None)
+    assert "share of a copy's speed" in text and "1.000  50 %" in text
 
 
 def test_the_launcher_is_given_back(on_cpu: None) -> None:
@@ -202,43 +263,33 @@ def test_the_launcher_is_given_back(on_cpu: None) -> None:
     assert work.launch is before
 
 
-def test_the_block_for_an_issue_has_every_figure() -> None:
-    timings = [
-        Timing("triton", "float32", [1e-3], 5000, None, None),
-        Timing("adamw-fused", "float32", [2e-3], 8_000_000, None, None),
+def test_the_block_for_an_issue_has_every_number() -> None:
+    passes, least = {"first pass": 4e-4, "fold": 1e-5}, {"first pass": 200_000_000, OURS: 500_000_000}
+    narrow = Times("float32", 2**17, 768, 0.8e12, {OURS: 1e-3, "torch.optim.AdamW, fused": 2e-3}, passes, least)
+    wide = Times("float32", 2**15, 4096, 0.9e12, {OURS: 2e-3}, {"first pass": 8e-4}, least)
+    assert timing.show([narrow, wide], 1e12).splitlines() == [
+        "float32: ms, and share of the nominal 1,000 GB/s; matrices of about 128 M elements",
+        "  columns                                768            4096",
+        "  first pass                     0.400  50 %     0.800  25 %",
+        "  fold                           0.010                     -",
+        "  adafactor, triton              1.000  50 %     2.000  25 %",
+        "  torch.optim.AdamW, fused       2.000                     -",
+        "  a copy, GB/s                           800             900",
     ]
-    measured = Measured("gpt2", "GPT-2 small", 148, 1_000_000, True, 1e12, timings)
-    launches = [gpu_times.Launch("first walk", 2, 4e-4, 200_000_000), gpu_times.Launch("measure", 1, 1e-5, 0)]
-    text = gpu_times.show([gpu_times.Times(measured, "float32", launches, {"torch-loop": "not installed"})])
-    assert text.splitlines() == [
-        "GPT-2 small, float32: 148 tensors, 1,000,000 parameters",
-        "  a copy moves 1,000 GB/s",
-        "  adafactor, triton                    1.00 ms   1.00 x  state 5.00 kB",
-        "  torch.optim.AdamW, fused             2.00 ms   2.00 x  state 8.00 MB",
-        "    first walk, 2 launches            0.400 ms      500 GB/s   50 % of a copy",
-        "    measure                          0.0100 ms",
-        "  torch.optim.Adafactor, loop: not installed",
-    ]
-
-
-def test_models_and_contenders_are_measured_and_those_that_cannot_run_are_named() -> None:
-    queue = Queue()
-    queue.work = lambda: None  # type: ignore[method-assign]
-    real = place.Processor()
-    stand_in = card(queue)
-    stand_in.seconds = real.seconds  # type: ignore[method-assign]
-    found = gpu_times.measure(stand_in, 1, lambda text: None, [(SUITES["tiny"], "float32")], ("triton", "adamw-fused"))
-    assert [t.contender for t in found[0].measured.timings] == ["adamw-fused"] and not found[0].launches
-    assert list(found[0].missing) == ["triton"]
 
 
 def test_results_of_a_card_say_so_and_have_no_targets() -> None:
-    measured = Measured("a", "a", 1, 1000, True, 1e4, [Timing("adamw-fused", "float32", [1.0], 0, 0, None)])
-    machine_ = {**machine.describe(), "card": "Abacus 4090", "card_memory_bytes": 8000, "card_cache_bytes": None}
+    measured = Measured("a", "a", 1, 1000, True, 1e4, [Timing("adamw-fused", "float32", [1.0], 0, 0)])
+    machine_ = {
+        **machine.Processor().describe(),
+        "card": "Abacus 4090",
+        "card_memory_bytes": 8000,
+        "card_cache_bytes": None,
+    }
     results = Results(
-        "adafactor bench --device cuda", machine_, {"torch": "2"}, 2, 3, suites=[measured], device="cuda:0"
+        "python -m benchmarks --device cuda", machine_, {"torch": "2"}, 2, 3, suites=[measured], device="cuda:0"
     )
-    text = present.markdown(results)
+    text = tables.markdown(results)
     assert "Abacus 4090 (cuda:0)" in text and "by the device's own events" in text and "the targets" not in text
 
 
@@ -247,21 +298,26 @@ def test_results_of_a_card_say_so_and_have_no_targets() -> None:
 
 @pytest.fixture
 def a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """Pretend that there is a card, and note what is tried on it."""
-    tried: list[Any] = []
+    """Pretend that there is a card, and note what is tested on it."""
+    tested: list[Any] = []
     device = torch.device("cuda", 0)
 
-    def examine(where: torch.device, sort: trial.Sort, forms: Any, cases: Any, tell: Any) -> list[trial.Finding]:
-        assert where == device and forms == trial.FORMS and cases == trial.CASES
-        tried.append(sort)
-        return [trial.Finding(sort, "default", "9×7: X is off")] if sort.rounding == "kahan" else []
+    def examine(make: Any, where: torch.device, variant: Variant, tensors: Any, settings: Any, tell: Any) -> Any:
+        assert make is Adafactor and where == device
+        assert set(tensors) <= set(selftest.TENSORS) and all(setting in selftest.SETTINGS for setting in settings)
+        tested.append(variant)
+        wrong = Finding(variant, "default", "X is off", "129×77", "X[1, 2] is 3, not 4; computed in the last pass")
+        return [wrong] if variant.rounding == "kahan" else []
 
-    monkeypatch.setattr(trial, "examine", examine)
-    monkeypatch.setattr(gpu_check, "_device", lambda name: (device, card()))
-    found = {"name": "Abacus", "capability": "8.9", "driver": "12", "torch": "2", "triton": "3", "adafactor": "0"}
-    monkeypatch.setattr(verdict, "describe", lambda device: found)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tried
+    monkeypatch.setattr(selftest, "examine", examine)
+    monkeypatch.setattr(command, "_device", lambda name: device)
+    card = {"name": "Abacus", "capability": "8.9", "driver": "12", "torch": "2", "triton": "3", "adafactor": "0"}
+    monkeypatch.setattr(selftest_cache, "describe", lambda device: card)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tested
+
+
+KAHAN = "bfloat16, kahan rounding, momentum of the update"
 
 
 def test_the_command_says_how_each_went_and_keeps_the_answers(
@@ -269,14 +325,44 @@ def test_the_command_says_how_each_went_and_keeps_the_answers(
 ) -> None:
     assert main(["check", "--only", "bfloat16"]) == 1
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ") and "default" not in line] == [
-        "OFF" if sort.rounding == "kahan" else "ok" for sort in a_card
-    ]
-    assert out.startswith("adafactor 0, torch 2, triton 3; Abacus (cuda:0, 8.9, driver 12)") and "9×7: X is off" in out
-    assert "1 things are off, in [bfloat16, kahan rounding, momentum of the update]" in out
-    kept = verdict.read(verdict.describe(CPU))
-    assert {name for name, answer in kept.items() if answer} == {"bfloat16, kahan rounding, momentum of the update"}
-    assert len(kept) == len(a_card) == 4
+    marks = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert marks == ["OFF" if variant.rounding == "kahan" else "ok" for variant in a_card]
+    assert out.startswith("adafactor 0, torch 2, triton 3; Abacus (cuda:0, 8.9, driver 12)")
+    assert f"1 things are off, in [{KAHAN}]" in out
+    answers = selftest_cache.read(selftest_cache.describe(CPU))
+    assert {name for name, answer in answers.items() if answer} == {KAHAN}
+    assert len(answers) == len(a_card) == 4
+
+
+def test_what_is_off_comes_with_what_it_takes_to_mend_it_and_the_line_that_shows_it_again(
+    a_card: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", "--only", "kahan"])
+    out = capsys.readouterr().out
+    again = f"adafactor check --device cuda:0 --only '{KAHAN}' --setting default"
+    lines = ["default: 129×77: X is off", "  X[1, 2] is 3, not 4; computed in the last pass", f"  again: {again}"]
+    assert "\n".join(f"      {line}" for line in lines) in out
+    a_card.clear()
+    assert main(shlex.split(again)[1:]) == 1 and [str(variant) for variant in a_card] == [KAHAN]
+
+
+def test_one_variant_setting_or_tensor_can_be_looked_at_and_then_no_answer_is_kept(
+    a_card: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def examine(make: Any, device: Any, variant: Any, tensors: Any, settings: Any, tell: Any) -> list[Finding]:
+        asked.append((variant, tensors, settings))
+        return []
+
+    monkeypatch.setattr(selftest, "examine", examine)
+    assert main(["check", "--only", "float64", "--setting", "maximize", "--tensor", "77×33"]) == 0
+    [(variant, tensors, settings)] = asked
+    assert str(variant) == "float64"
+    assert tensors == [selftest.TensorSpec((77, 33), "transposed")] and [str(s) for s in settings] == ["maximize"]
+    assert not selftest_cache.read(selftest_cache.describe(CPU))
+    assert main(["check", "--tensor", "1×1"]) == 2
+    assert "--tensor 1×1: there are 256×512; 129×77" in capsys.readouterr().err
 
 
 def test_all_is_right(a_card: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,22 +375,34 @@ def test_all_is_right(a_card: list[Any], capsys: pytest.CaptureFixture[str]) -> 
 def test_an_exception_is_shown_and_not_kept(
     a_card: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = trial.Finding(trial.Sort(), "default", "OSError: No space left on device", is_exception=True)
-    monkeypatch.setattr(trial, "examine", lambda *_: [full])
+    full = Finding(Variant(), "GradScaler", "OSError: No space left on device", details="Traceback", is_exception=True)
+    monkeypatch.setattr(selftest, "examine", lambda *_: [full])
     assert main(["check", "--only", "float64"]) == 1
-    assert "No space left on device" in capsys.readouterr().out and not verdict.read(verdict.describe(CPU))
+    out = capsys.readouterr().out
+    assert "GradScaler: OSError: No space left on device\n        Traceback\n        again: adafactor check" in out
+    assert not selftest_cache.read(selftest_cache.describe(CPU))
 
 
-def test_json_has_what_was_checked_and_what_is_off(a_card: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--only", "bfloat16", "--json"]) == 1
+def test_json_has_what_was_checked_and_what_is_off(
+    a_card: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    assert main(["check", "--only", "bfloat16", "--json", "--output", str(file)]) == 1
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert found["name"] == "Abacus" and found["device"] == "cuda:0" and found["times"] == []
-    assert found["checked"] == [str(sort) for sort in a_card]
-    assert found["off"] == [
-        {"sort": "bfloat16, kahan rounding, momentum of the update", "case": "default", "what": "9×7: X is off"}
+    answer = json.loads(out)
+    assert answer["name"] == "Abacus" and answer["device"] == "cuda:0" and answer["times"] == []
+    assert answer["checked"] == [str(variant) for variant in a_card]
+    assert answer["off"] == [
+        {
+            "variant": KAHAN,
+            "setting": "default",
+            "what": "X is off",
+            "tensor": "129×77",
+            "details": "X[1, 2] is 3, not 4; computed in the last pass",
+            "is_exception": False,
+        }
     ]
-    assert "1 things are off" in err
+    assert "1 things are off" in err and json.loads(file.read_text(encoding="utf-8")) == answer
 
 
 def test_a_missing_gpu_is_said_before_a_missing_triton(
@@ -317,22 +415,32 @@ def test_a_missing_gpu_is_said_before_a_missing_triton(
     assert "there is no GPU here" in capsys.readouterr().err
 
 
-def test_bench_adds_a_block(
-    a_card: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_bench_adds_a_block_and_its_numbers_to_the_file(
+    a_card: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu_times, "measure", lambda card, rounds, tick: [rounds])
-    monkeypatch.setattr(gpu_times, "show", lambda found: f"figures of {found[0]} rounds")
-    assert main(["check", "--only", "float64", "--bench", "--rounds", "4"]) == 0
+    asked: list[Any] = []
+
+    def stand_in(make: Any, device: torch.device, rounds: int, tick: Any) -> list[Times]:
+        asked.append((make, device, rounds))
+        return [Times("float32", 8, 4, 1e9, {OURS: 1e-3}, {"fold": 1e-5})]
+
+    monkeypatch.setattr(timing, "measure", stand_in)
+    monkeypatch.setattr(timing, "nominal_bandwidth", lambda device: 1e9)
+    file = tmp_path / "result.json"
+    assert main(["check", "--only", "float64", "--bench", "--rounds", "4", "--output", str(file)]) == 0
+    assert asked == [(Adafactor, torch.device("cuda", 0), 4)]
     block = capsys.readouterr().out.split("```")[1]
-    assert "Abacus (cuda:0" in block and "All is right" in block and "figures of 4 rounds" in block
+    assert "Abacus (cuda:0" in block and "All is right" in block and "share of the nominal 1 GB/s" in block
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["nominal_bandwidth"] == 1e9
+    assert written["times"][0]["passes"] == {"fold": 1e-5} and written["times"][0]["steps"] == {OURS: 1e-3}
 
 
 @pytest.mark.slow
 def test_the_interpreter_is_called_by_its_name() -> None:
     code = (
-        "from adafactor.bench import gpu_check\nfrom adafactor.kernels.triton import trial\n"
-        "from adafactor.cli import main\n"
-        "gpu_check.forms_for = lambda device: [trial.Form((3,))]; trial.CASES = trial.CASES[:1]\n"
+        "from adafactor.check import selftest\nfrom adafactor.cli import check, main\n"
+        "check.SMALL_TENSORS = (selftest.TensorSpec((3,)),); selftest.SETTINGS = selftest.SETTINGS[:1]\n"
         "raise SystemExit(main(['check', '--only', 'float64']))"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -347,10 +455,10 @@ def test_parameters_are_made_where_they_are_asked_for() -> None:
     assert torch.equal(parameters([(2, 3)], "float32")[0], parameters([(2, 3)], "float32", device=CPU)[0])
 
 
-def test_the_benchmark_takes_its_clock_and_memory_from_the_place(
+def test_the_benchmark_takes_its_clock_and_memory_from_the_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Elsewhere(place.Card):
+    class Elsewhere(Card):
         """A card that lends its name to tensors on the CPU."""
 
         def seconds(self, function: Any, repeats: int = 1) -> float:
@@ -362,16 +470,16 @@ def test_the_benchmark_takes_its_clock_and_memory_from_the_place(
             return 77
 
     there = Elsewhere(CPU, Queue())
-    monkeypatch.setattr(place, "find", lambda name: there)
+    monkeypatch.setattr(machine, "find", lambda name: there)
     monkeypatch.setattr(contenders, "parameters", parameters_on_cpu)
-    monkeypatch.setattr("adafactor.bench.measure.parameters", parameters_on_cpu)
-    monkeypatch.setattr("adafactor.bench.machine.Copy.__init__", lambda self, where: setattr(self, "place", where))
-    monkeypatch.setattr("adafactor.bench.machine.Copy.bandwidth", lambda self: 1e9)
+    monkeypatch.setattr("benchmarks.measure.parameters", parameters_on_cpu)
+    monkeypatch.setattr(machine.Copy, "__init__", lambda self, where: setattr(self, "machine", where))
+    monkeypatch.setattr(machine.Copy, "bandwidth", lambda self: 1e9)
     right = results.Checked("sgd", "float32", 0.0, True)
-    monkeypatch.setattr("adafactor.bench.check.check", lambda contender, dtype, device: right)
+    monkeypatch.setattr(benchmark, "check", lambda contender, dtype, device: right)
     there.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
     words = ["--suite", "tiny", "--contender", "sgd", "--rounds", "2", "--device", "cuda", "--dtype", "float32"]
-    assert main(["bench", *words, "--output", str(tmp_path)]) == 0
+    assert benchmark.main([*words, "--output", str(tmp_path)]) == 0
     timing = results.load(tmp_path / "results.json").suites[0].timings[0]
     assert timing.seconds == [0.25, 0.25] and timing.extra_bytes == 77
     assert "Abacus 4090" in capsys.readouterr().out

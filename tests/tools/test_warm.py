@@ -27,7 +27,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_after_it_a_training_compiles_nothing(tmp_path: Path) -> None:
-    warm = run("-m", "adafactor.cli", "warm", "--dtype", "bfloat16", folder=tmp_path)
+    warm = run("-m", "adafactor", "warm", "--dtype", "bfloat16", folder=tmp_path)
     assert warm.returncode == 0, warm.stderr
     assert "bfloat16" in warm.stdout and str(tmp_path) in warm.stdout
     step = run("-c", STEP, folder=tmp_path)

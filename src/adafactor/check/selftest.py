@@ -30,7 +30,8 @@ from torch.optim import Optimizer
 from adafactor.core.rounding import SIXTEEN_BIT
 
 Make = Callable[..., Optimizer]  # makes an optimizer of parameters, `backend` and keywords
-STEPS = 3
+SIZES = (1.0, 3.0, 0.2)  # of the gradients in each step
+STEPS = len(SIZES)
 GRAPH, HAS_GRAPHS = "captured in a graph", ("cuda",)
 # Largest deviation of X from `eager`, relative to the distance travelled: what rounding leaves, far below any mistake.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 1e-4, torch.float16: 1e-4}
@@ -118,22 +119,12 @@ SETTINGS = (
     Setting("maximize", {"maximize": True, "eps": (1e-8, 1e-2)}),
     Setting("gradients with NaN and infinity", bad_gradients=True),
 )
+SHAPES = ((256, 512), (129, 77), (1000, 48), (24, 9001), (16, 16384), (5, 17000), (3, 40, 72), (32, 16, 3, 3))
 TENSORS = (
-    TensorSpec((256, 512)),
-    TensorSpec((129, 77)),
-    TensorSpec((1000, 48)),
-    TensorSpec((24, 9001)),
-    TensorSpec((16, 16384)),
-    TensorSpec((5, 17000)),
-    TensorSpec((3, 40, 72)),
-    TensorSpec((32, 16, 3, 3)),
+    *map(TensorSpec, (*SHAPES, (4096,), (1001,), (1,), ())),
     TensorSpec((32, 16, 3, 3), "channels last"),
     TensorSpec((96, 200), "transposed"),
     TensorSpec((77, 33), "transposed"),
-    TensorSpec((4096,)),
-    TensorSpec((1001,)),
-    TensorSpec((1,)),
-    TensorSpec(()),
 )
 
 
@@ -184,7 +175,7 @@ def examine(
         settings: how to step them, one after the other.
         tell: is called with what comes next.
     """
-    data = Data.make(make, device, variant, tensors)
+    data = Data(make, device, variant, tensors)
     tests: list[tuple[str, Callable[[], Iterator[Difference]]]] = []
     for setting in settings:
         tests.append((setting.name, lambda setting=setting: _compare(data, setting)))  # type: ignore[misc]
@@ -209,39 +200,26 @@ def examine(
     return findings
 
 
-@dataclass(frozen=True)
 class Data:
     """Where the parameters start, their gradients in each step, and what makes an optimizer of them."""
 
-    optimizer: Make
-    variant: Variant
-    tensors: Sequence[TensorSpec]
-    start: list[Tensor]
-    grads: list[list[Tensor]]
-
-    @classmethod
-    def make(cls, optimizer: Make, device: torch.device, variant: Variant, tensors: Sequence[TensorSpec]) -> Data:
+    def __init__(self, make: Make, device: torch.device, variant: Variant, tensors: Sequence[TensorSpec]):
         """Make gradients of uneven size over rows, columns and time, on the host and with a generator of their own."""
+        self.make, self.device, self.variant, self.tensors = make, device, variant, tensors
         generator = torch.Generator("cpu").manual_seed(20180411)
 
         def normal(shape: Sequence[int]) -> Tensor:
             return torch.empty(tuple(shape), dtype=FP32, device="cpu").normal_(generator=generator)
 
-        start, grads = [], []
+        self.start: list[Tensor] = []
+        self.grads: list[list[Tensor]] = [[] for _ in SIZES]  # of each step
         for spec in tensors:
-            start.append(spec.copy(normal(spec.shape).mul(0.05).to(device, variant.x)))
+            self.start.append(spec.copy(normal(spec.shape).mul(0.05).to(device, variant.x)))
             scale = torch.ones(spec.shape, device="cpu", dtype=FP32)
-            for axis, size in enumerate(spec.shape):
-                scale = scale * normal([size]).mul(0.5).exp().reshape([-1] + [1] * (len(spec.shape) - axis - 1))
-            sizes = (1.0, 3.0, 0.2)
-            steps = [(normal(spec.shape) * scale * size).to(device, variant.g) for size in sizes[:STEPS]]
-            grads.append([spec.copy(g) for g in steps])
-        return cls(optimizer, variant, tensors, start, [list(step) for step in zip(*grads, strict=True)])
-
-    @property
-    def device(self) -> torch.device:
-        """Where all of it is."""
-        return self.start[0].device
+            for axis, length in enumerate(spec.shape):
+                scale = scale * normal([length]).mul(0.5).exp().reshape([-1] + [1] * (len(spec.shape) - axis - 1))
+            for step, size in zip(self.grads, SIZES, strict=True):
+                step.append(spec.copy((normal(spec.shape) * scale * size).to(device, variant.g)))
 
 
 class Training:
@@ -254,7 +232,7 @@ class Training:
             if g.dtype != p.dtype:
                 p.grad_dtype = None
             p.grad = torch.empty_like(g).copy_(g)
-        self.optimizer = data.optimizer(self.params, backend=backend, **{**data.variant.keywords, **keywords})
+        self.optimizer = data.make(self.params, backend=backend, **{**data.variant.keywords, **keywords})
 
     def set_gradients(self, grads: Sequence[Tensor], scale: float = 1.0) -> None:
         """Write gradients where the last ones are."""

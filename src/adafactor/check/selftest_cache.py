@@ -19,7 +19,7 @@ import torch
 
 from adafactor.check import selftest
 from adafactor.check.selftest import Finding, Make, Variant
-from adafactor.core.bucket import Parameter
+from adafactor.core.contract import Parameter
 from adafactor.kernels import cache
 
 PACKAGE = Path(__file__).parents[1]

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,10 @@ COLUMNS = (768, 2304, 4096, 5120, 28672)  # of GPT-2, of its QKV, of Llama 7B an
 VARIANTS = (Variant(), Variant(BF16, BF16), Variant(BF16, BF16, None, "stochastic"))
 ELEMENTS = 2**27  # of each matrix: several times what any cache holds
 WARM_UP = 3  # steps; the first compiles
-OTHERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "torch.optim.AdamW, fused": lambda params: torch.optim.AdamW(params, fused=True),
-    "torch.optim.Adafactor": lambda params: torch.optim.Adafactor(params, foreach=False),
+OURS = "adafactor, triton"
+OTHERS: dict[str, Make] = {
+    "torch.optim.AdamW, fused": partial(torch.optim.AdamW, fused=True),
+    "torch.optim.Adafactor": partial(torch.optim.Adafactor, foreach=False),
 }
 
 
@@ -100,14 +102,9 @@ class Launches:
         executor.launch = self._real
 
     def _launch(self, kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        from adafactor.kernels.triton.last_walk import CHECK, MEASURE
-
         if not programs:
             return
-        name = str(kernel.__name__).replace("_", " ")
-        if name == "last walk":
-            name = {CHECK.value: "check", MEASURE.value: "measure"}.get(arguments[-1], name)
-        self.names.append(name)
+        self.names.append(str(kernel.__name__).replace("_", " "))
         if self.module is not None:
             first, last = (self.module.Event(enable_timing=True) for _ in range(2))
             first.record()
@@ -128,28 +125,19 @@ class Launches:
         return dict(sums)
 
 
-@dataclass(frozen=True)
-class Pass:
-    """The launches of one kernel in a step."""
-
-    name: str
-    launches: int
-    seconds: float
-    bytes: int = 0  # the least that it must move; 0: next to nothing
-
-
 @dataclass
 class Times:
-    """Steps of one matrix, in medians."""
+    """Median seconds of the steps of one matrix."""
 
     variant: str
     rows: int
     columns: int
     copy_bandwidth: float = 0.0  # bytes a second, of those read and those written
-    step: float = 0.0  # seconds
-    bytes: int = 0  # the least that a step must move
-    passes: list[Pass] = field(default_factory=list)
-    others: dict[str, float] = field(default_factory=dict)  # seconds of a step
+    steps: dict[str, float] = field(default_factory=dict)  # of each optimizer
+    passes: dict[str, float] = field(default_factory=dict)  # of each kernel in our step
+    bytes: dict[str, int] = field(
+        default_factory=dict
+    )  # the least that our step, and each pass over the data, must move
     problems: dict[str, str] = field(default_factory=dict)  # what could not be timed, and why
 
 
@@ -174,62 +162,47 @@ def measure(
         module: torch's for this device, or a stand-in.
     """
     module = torch.get_device_module(device) if module is None else module
-    times = []
+    all_times = []
     for variant in VARIANTS:
         for width in columns:
             tick(f"{variant}, {width} columns")
-            times.append(Times(str(variant), max(1, elements // width), width))
-            with _noted(times[-1], "all"):
-                _time(times[-1], make, device, module, variant, rounds)
+            times = Times(str(variant), max(1, elements // width), width)
+            with _noted(times, "all"):
+                _take_turns(times, make, device, module, variant, rounds)
+            all_times.append(times)
             gc.collect()
-    return times
+    return all_times
 
 
-def _time(times: Times, make: Make, device: torch.device, module: Any, variant: Variant, rounds: int) -> None:
-    """Let ours, the others and a copy take turns."""
+def _take_turns(times: Times, make: Make, device: torch.device, module: Any, variant: Variant, rounds: int) -> None:
+    """Let ours, the others and a copy take turns on one gradient."""
     shape = times.rows, times.columns
     generator = torch.Generator(device).manual_seed(0)
     g = torch.empty(shape, dtype=variant.g, device=device).normal_(0.0, 1e-3, generator=generator)
     copy = torch.empty_like(g)
-
-    def stepper(optimizer: Callable[..., torch.optim.Optimizer], **keywords: Any) -> Callable[[], object]:
-        p = torch.nn.Parameter(torch.zeros(shape, dtype=variant.x, device=device))
-        p.grad = g
-        step = optimizer([p], **keywords).step
-        for _ in range(WARM_UP):
-            step()
-        return step
-
-    steps: dict[str, Callable[[], object]] = {}
-    for name, optimizer in OTHERS.items():
+    turns: dict[str, Callable[[], object]] = {"copy": lambda: copy.copy_(g)}
+    optimizers: dict[str, Make] = {OURS: partial(make, backend="triton", **variant.keywords), **OTHERS}
+    for name, optimizer in optimizers.items():
         with _noted(times, name):
-            steps[name] = stepper(optimizer)
-    ours: Callable[[], object] | None = None
-    with _noted(times, "adafactor"):
-        ours = stepper(make, backend="triton", **variant.keywords)
-    whole: list[float] = []
-    by_pass: dict[str, list[float]] = defaultdict(list)
-    others: dict[str, list[float]] = defaultdict(list)
-    copies: list[float] = []
-    launches = Launches(module)
+            p = torch.nn.Parameter(torch.zeros(shape, dtype=variant.x, device=device))
+            p.grad = g
+            step = optimizer([p]).step
+            for _ in range(WARM_UP):
+                step()
+            turns[name] = step
+    steps: dict[str, list[float]] = defaultdict(list)
+    passes: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
-        if ours is not None:
+        for name, turn in turns.items():
             with Launches(module) as launches:
-                whole.append(seconds(module, device, ours))
-            for name, value in launches.seconds().items():
-                by_pass[name].append(value)
-        for name, step in steps.items():
-            others[name].append(seconds(module, device, step))
-        copies.append(seconds(module, device, lambda: copy.copy_(g)))
-    least = {"first walk": g.nbytes, "last walk": g.nbytes + 2 * g.numel() * variant.x.itemsize}
-    times.copy_bandwidth = 2 * g.nbytes / statistics.median(copies)
-    times.others = {name: statistics.median(values) for name, values in others.items()}
-    if whole:
-        times.step, times.bytes = statistics.median(whole), sum(least.values())
-        times.passes = [
-            Pass(name, launches.counts[name], statistics.median(values), least.get(name, 0))
-            for name, values in by_pass.items()
-        ]
+                steps[name].append(seconds(module, device, turn))
+            for kernel, value in launches.seconds().items():
+                passes[kernel].append(value)
+    times.copy_bandwidth = 2 * g.nbytes / statistics.median(steps.pop("copy"))
+    times.steps = {name: statistics.median(values) for name, values in steps.items()}
+    times.passes = {name: statistics.median(values) for name, values in passes.items()}
+    first, last = g.nbytes, g.nbytes + 2 * g.numel() * variant.x.itemsize
+    times.bytes = {OURS: first + last, "first pass": first, "last pass": last}
 
 
 @contextmanager
@@ -241,40 +214,29 @@ def _noted(times: Times, name: str) -> Iterator[None]:
         times.problems[name] = "".join(traceback.format_exception(problem, limit=-6)).strip()
 
 
-def show(times: Sequence[Times], nominal: float | None) -> str:
+def show(all_times: Sequence[Times], nominal: float | None) -> str:
     """Write a table for each variant, in plain text for a terminal and for an issue."""
+    base = f"the nominal {nominal / 1e9:,.0f} GB/s" if nominal else "a copy's speed"
     parts = []
-    for variant in dict.fromkeys(time.variant for time in times):
-        group = [time for time in times if time.variant == variant]
-        names = list(dict.fromkeys(p.name for time in group for p in time.passes))
-        base = "nominal" if nominal else "a copy's"
-        speed = f" {nominal / 1e9:,.0f} GB/s" if nominal else " speed"
-        lines = [f"{variant}: ms, and share of the {base}{speed}; matrices of about {ELEMENTS // 2**20} M elements"]
-        lines.append(_line("columns", [f"{time.columns}" for time in group]))
-        for name in names:
-            passes = [next((p for p in time.passes if p.name == name), None) for time in group]
-            lines.append(_line(name, [_cell(p, t, nominal) for p, t in zip(passes, group, strict=True)]))
-        lines.append(_line("whole step", [_cell(time, time, nominal) for time in group]))
-        for name in OTHERS:
-            cells = [f"{1e3 * time.others[name]:.3f}" if name in time.others else "-" for time in group]
-            lines.append(_line(name, cells))
-        lines.append(_line("a copy, GB/s", [f"{time.copy_bandwidth / 1e9:,.0f}" for time in group]))
-        parts.append("\n".join(lines))
-    for time in times:
-        for name, problem in time.problems.items():
-            parts.append(f"{name}, {time.variant}, {time.rows}×{time.columns}:\n{problem}")
+    for variant in dict.fromkeys(times.variant for times in all_times):
+        group = [times for times in all_times if times.variant == variant]
+        rows = {"columns": [f"{times.columns}" for times in group]}
+        for name in dict.fromkeys(name for times in group for name in (*times.passes, *times.steps)):
+            rows[name] = [_cell(times, name, nominal) for times in group]
+        rows["a copy, GB/s"] = [f"{times.copy_bandwidth / 1e9:,.0f}" for times in group]
+        lines = [f"  {name:<26}" + "".join(f"{cell:>16}" for cell in cells) for name, cells in rows.items()]
+        head = f"{variant}: ms, and share of {base}; matrices of about {ELEMENTS // 2**20} M elements"
+        parts.append("\n".join([head, *(line.rstrip() for line in lines)]))
+    for times in all_times:
+        for name, problem in times.problems.items():
+            parts.append(f"{name}, {times.variant}, {times.rows}×{times.columns}:\n{problem}")
     return "\n\n".join(parts)
 
 
-def _line(name: str, cells: Sequence[str]) -> str:
-    return (f"  {name:<26}" + "".join(f"{cell:>16}" for cell in cells)).rstrip()
-
-
-def _cell(timed: Pass | Times | None, time: Times, nominal: float | None) -> str:
-    """Milliseconds, and the share of the bandwidth where bytes are what counts."""
-    duration = timed.step if isinstance(timed, Times) else timed.seconds if timed else 0.0
-    if timed is None or not duration:
+def _cell(times: Times, name: str, nominal: float | None) -> str:
+    """Write milliseconds, and the share of the bandwidth where bytes are what counts."""
+    duration = times.passes.get(name) or times.steps.get(name)
+    if not duration:
         return "-"
-    base = nominal or time.copy_bandwidth
-    share = f" {100 * timed.bytes / duration / base:3.0f} %" if timed.bytes and base else " " * 6
-    return f"{1e3 * duration:.3f}{share}"
+    share = times.bytes.get(name, 0) / duration / (nominal or times.copy_bandwidth)
+    return f"{1e3 * duration:.3f}" + (f" {100 * share:3.0f} %" if share else " " * 6)

@@ -131,7 +131,3 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end].translate(PLAIN)
     return text.encode("ascii", "replace").decode(), error.end
-
-
-if __name__ == "__main__":
-    sys.exit(main())

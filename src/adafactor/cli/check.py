@@ -143,11 +143,11 @@ def _variants() -> list[Variant]:
 
 
 def _choose(option: str, text: str | None, all_of_them: Sequence[Named]) -> list[Named]:
-    """Return those with this text in their names; one that has this very name alone."""
+    """Return those with this text in their names."""
     named = [one for one in all_of_them if text is None or text in str(one)]
     if not named:
         raise ValueError(f"{option} {text}: there are {'; '.join(map(str, all_of_them))}")
-    return [one for one in named if str(one) == text] or named
+    return named
 
 
 def _sum_up(findings: Sequence[Finding]) -> str:

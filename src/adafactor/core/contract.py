@@ -60,6 +60,10 @@ class Shard(Protocol):
     def place(self) -> tuple[int, ...]:
         """Where the part begins in the whole."""
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of this rank's sums, by their names in `Sums`."""
+
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ), of means of G² and Rₜ₋₁; None where a rank has R whole."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
+_INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:

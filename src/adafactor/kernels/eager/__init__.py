@@ -7,6 +7,7 @@ puts small tensors end to end. Sums are taken in an order that does not depend o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch import Tensor
 from adafactor import algorithm
 from adafactor.core import sums
 from adafactor.core.contract import EXACT_TYPES, Gradients, Parameter, Scale, Sums, check_finite
-from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored
 from adafactor.core.settings import Settings
 from adafactor.core.signals import held_back
@@ -68,13 +68,14 @@ class Executor:
         self._batch: Batch | None = None
         self._phases: algorithm.Phases | None = None  # None: no gradient, or the step is not taken
         self._norms: tuple[Any, Any] | None = None  # once they are there
+        self._skipped: list[Parameter] = []  # in this step, as far as the host knows
 
     def begin(
         self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
     ) -> None:
         """Take the gradients and compute the rates of this step."""
         members = [p for p, g in zip(self.parameters, grads, strict=True) if g is not None]
-        self._norms, self._phases = None, None
+        self._norms, self._phases, self._skipped = None, None, []
         if self._batch is None or self._batch.parameters != members:
             self.flush()
             self._batch = Batch(members, self._packed) if members else None
@@ -104,24 +105,23 @@ class Executor:
             return
         first, *others = self.sums
         if first.finite is False:  # on a CPU, where it is alone
-            self._phases = None
+            self._phases, self._skipped = None, [first.parameter]
             return
         self._batch.skip([one.finite for one in self.sums])
         complete = (*self._means, None) if others else (first.rows, first.cols, first.mean_row)
         self._norms = u2, x2 = self._phases.send(complete)
         if not others:
-            first.u2, first.x2 = (v[0] if isinstance(v, Tensor) else v for v in (u2, x2))
+            first.u2, first.x2 = (v[0] if isinstance(v, Tensor) and v.dim() else v for v in (u2, x2))
 
     def apply_(self) -> None:
         """Run the rest."""
         if self._norms is None:
             self.norms()
-        if self._phases is not None and self._norms is not None:
-            first, *others = self.sums
-            try:
-                self._phases.send(self._norms if others else (_as_vector(first.u2), _as_vector(first.x2)))
-            except StopIteration:
-                return
+        if self._batch is not None and self._phases is not None and self._norms is not None:
+            if len(self.sums) == 1:  # other ranks may have added theirs
+                self._norms = self._batch.as_scalars(self.sums[0].u2, self.sums[0].x2)
+            with suppress(StopIteration):
+                self._phases.send(self._norms)
 
     def step(self) -> None:
         """Run all of it. A signal that comes meanwhile is handled at the end."""
@@ -132,20 +132,14 @@ class Executor:
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; count the steps that were skipped, as far as the host knows of them."""
-        skipped = [one.parameter for one in self.sums if one.finite is False]
-        for parameter in skipped:
+        for parameter in self._skipped:
             parameter.metrics.skipped += 1
         self.sums, self._phases = [], None
         if self._batch is not None:
             self._batch.end()
-        return skipped
+        return self._skipped
 
     def flush(self) -> None:
         """Hand the metrics to the parameters."""
         if self._batch is not None:
             self._batch.flush()
-
-
-def _as_vector(value: Scalar | None) -> Scalar | None:
-    """A scalar of one parameter as the scalars of a batch: a vector of length 1 on a device."""
-    return value.reshape(1) if isinstance(value, Tensor) else value

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from adafactor.algorithm import Direction
 from adafactor.core import equations as eq
 from adafactor.core import sums
-from adafactor.core.contract import Parameter
+from adafactor.core.contract import EXACT_TYPES, Parameter
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored, statistics_dtype, sum_dtype
 from adafactor.core.rounding import elements, keys, lost, random_words, remainder, roots, stochastic
@@ -46,7 +47,7 @@ class Batch:
         counts = [float(p.factoring.count) for p in parameters]
         self.count: Scalar = counts[0] if self.on_host else torch.tensor(counts, dtype=self.wide, device=x.device)
         self.pack = Pack([p.x.numel() for p in parameters], x.device) if packed else None
-        self.row, self.col = (Factor.of(self, key) for key in ("row", "col"))
+        self.row, self.col = (Factor.of(parameters, key) for key in ("row", "col"))
         self._roots: Any = None
         if any(p.rounding == "stochastic" for p in parameters):
             pairs = [roots(p.settings.seed, p.number) for p in parameters]
@@ -58,10 +59,11 @@ class Batch:
         steps = [p.state["step"] for p in self.parameters]
         t = float(steps[0].item()) if self.on_host else torch.stack(steps).to(self.wide)
         self.settings, self._source = settings, "g"
-        self.mask: Tensor | None = None  # which steps are taken; None: all
+        self._set_mask(None)
         self.rates: Rates = settings.rates(t + 1)
         self._beta2 = self.rates.beta2
         self._keys: Any = None if self._roots is None else keys(self._roots, t + 1)
+        grads = [_as_plain(g, p.x) for p, g in zip(self.parameters, grads, strict=True)]
         self._members = [Member(p.x, g, p.state) for p, g in zip(self.parameters, grads, strict=True)]
         if self.pack is not None:
             everyone, state = self.parameters, {}
@@ -79,14 +81,17 @@ class Batch:
     def mean_squares(self, eps1: float) -> tuple[Tensor | None, Tensor | None]:
         """Means of G² + ε₁ over the columns and over the rows, in double, where ε₁ cannot be lost.
 
-        G² fits float32 but a sum of it may not: a power of two keeps sums in range, exactly.
+        G² fits float32 but a sum of it may not: where it is taken in float32, a power of two keeps it in range.
         """
-        shrink = [sums.shrink_of(p.shape) for p in self.parameters]
+        is_wide = not self.device.type == "cpu" and self.wide == torch.float64
+        shrink = [1.0 if is_wide else sums.shrink_of(p.shape) for p in self.parameters]
         totals: list[dict[str, Tensor]] = [{} for _ in self.parameters]
         for i, (member, total) in enumerate(zip(self._members, totals, strict=True)):
             for block in blocks(member.g):
-                g = part(member.g, block).to(self.dtype)
-                q = (g * g).mul_(shrink[i])
+                g = part(member.g, block)
+                q = g * g if g.dtype == self.dtype else g.to(self.dtype).square_()
+                if shrink[i] != 1:
+                    q.mul_(shrink[i])
                 for factor in (self.row, self.col):
                     if factor is not None:
                         axis, shape = factor.summed[i], factor.states[i].shape
@@ -119,7 +124,8 @@ class Batch:
         β̂ is split into keep − fade: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1, and a long run would
         drift.
         """
-        keep, fade = _keep_and_fade(decay, weight)
+        keep, fade = (self._narrow(value) for value in _keep_and_fade(decay, weight))
+        weight = self._narrow(weight)
         for i, member, block in self._blocks():
             v, g = part(member.state["full"], block), self._gradient(i, block)
             q = (g * g).add_(eps1)
@@ -133,6 +139,7 @@ class Batch:
 
     def average_gradient_(self, weight: Scalar) -> None:
         """m̂ₜ, which is read in place of G from now on."""
+        weight = self._narrow(weight)
         for i, member, block in self._blocks():
             part(member.state["momentum"], block).lerp_(self._gradient(i, block), self._at(weight, i))
         self._source = "momentum"
@@ -148,8 +155,12 @@ class Batch:
         """ΣX², where it is wanted."""
         if not self.parameters[0].measures_x:
             return None
-        parts = [[self._norm(part(m.x, block).to(self.dtype)) for block in blocks(m.x)] for m in self._members]
+        parts = [[self._norm(self._load(part(m.x, block))) for block in blocks(m.x)] for m in self._members]
         return self._total(parts)
+
+    def as_scalars(self, *values: Scalar | None) -> tuple[Any, ...]:
+        """Scalars of one parameter as those of a batch: vectors on a device."""
+        return tuple(v.reshape(1) if isinstance(v, Tensor) and not self.on_host else v for v in values)
 
     def rms(self, sum_of_squares: Scalar) -> Scalar:
         """RMS of each parameter."""
@@ -160,19 +171,26 @@ class Batch:
     ) -> None:
         """X·decay − scale·U, rounded as the settings say; with momentum of the update, the average of scale·U."""
         s, mask = self.settings, self.mask
-        if mask is not None and not (isinstance(decay, float) and decay == 1):
-            decay = _where(mask, decay, 1.0)
+        if mask is not None:  # neither U nor the scale may be NaN where the step is not taken
+            scale = _where(mask, scale, 0.0)
+            decay = _where(mask, decay, 1.0) if s.weight_decay else 1.0
+        scale, weight, masked = self._narrow(scale), self._narrow(weight), None if mask is None else ~mask
+        is_plain = not s.beta1 and not s.weight_decay and not self.on_host and s.rounding == "nearest"
         for i, member, block in self._blocks():
             change = self._direction(direction, operands, i, member, block)
+            if masked is not None:
+                change.masked_fill_(self._at(masked, i), 0)
+            if is_plain and isinstance(scale, Tensor):
+                part(member.x, block).addcmul_(change, self._at(scale, i), value=-1)
+                del change  # before the next block's is made
+                continue
             change.mul_(self._at(scale, i))  # last: α·r alone may leave float32
-            if mask is not None:
-                change.masked_fill_(~self._at(mask, i), 0)
             if s.beta1 and s.momentum_of == "update":
                 m = part(member.state["momentum"], block)
                 m.lerp_(change, self._at(weight, i))
                 change = m if mask is None else m * self._at(mask, i)
-            self._write(i, member, block, change, self._at(decay, i))
-            del change  # before the next block's is made
+            self._write(i, member, block, change, self._at(self._narrow(decay), i))
+            del change
         if self.pack is not None:
             self._unpack()
         self._count_step()
@@ -206,11 +224,19 @@ class Batch:
         if all(flag is True for flag in finite):
             return
         flags = [flag if isinstance(flag, Tensor) else torch.full((), flag, device=self.device) for flag in finite]
-        self.mask = mask = torch.stack(flags).bool()
+        mask = torch.stack(flags).bool()
+        self._set_mask(mask)
         beta2, w1, w2, rho = self.rates
         self.rates = Rates(_where(mask, beta2, 1.0), _where(mask, w1, 0.0), _where(mask, w2, 0.0), rho)
 
     # ---- inside
+
+    def _set_mask(self, mask: Tensor | None) -> None:
+        """Remember which steps are taken; None: all."""
+        self.mask = mask
+        for factor in (self.row, self.col):
+            if factor is not None:
+                factor.mask = mask
 
     def _blocks(self) -> Iterator[tuple[int, Member, Block]]:
         for i, member in enumerate(self._members):
@@ -225,25 +251,37 @@ class Batch:
 
     def _direction(self, direction: Direction, operands: Sequence[Any], i: int, member: Member, block: Block) -> Tensor:
         g = member.g if self._source == "g" else member.state["momentum"]
-        return direction(part(g, block).to(self.dtype), *(part(operand[i], block) for operand in operands))
+        return direction(self._load(part(g, block)), *(part(operand[i], block) for operand in operands))
+
+    def _load(self, t: Tensor) -> Tensor:
+        """A tensor in the statistics' precision; on a device the operation that reads it converts it."""
+        return t.to(self.dtype) if self.on_host else t
+
+    def _narrow(self, value: Scalar) -> Scalar:
+        """Scalars in the precision that torch's in-place operations want."""
+        return value.to(self.dtype) if isinstance(value, Tensor) else value
 
     def _at(self, value: Scalar, i: int) -> Any:
-        """The entry of a scalar that belongs to member i, in the precision that torch's in-place operations want."""
+        """The entry of a scalar that belongs to member i."""
         if not isinstance(value, Tensor):
             return value
-        value = value if value.dtype == torch.bool else value.to(self.dtype)
-        return value[self.pack.entry] if self.pack is not None else value[i]
+        return value[self.pack.entry] if self.pack is not None else value[i] if value.dim() else value
 
     def _norm(self, u: Tensor) -> Any:
         if self.pack is not None:
             wide = u.to(self.wide)
             return self.pack.sums(wide * wide)
-        return sums.sum_of_squares(sums.in_memory_order(u))
+        return sums.sum_of_squares(sums.in_memory_order(u)) if self.on_host else vector_norm(u, dtype=self.wide)
 
     def _total(self, parts: list[list[Any]]) -> Scalar:
-        """One sum for each parameter, of those of its blocks."""
-        totals = [sums.total(of_blocks) for of_blocks in parts]
-        return totals[0] if self.on_host or self.pack is not None else torch.stack(totals)  # type: ignore[arg-type]
+        """The sum of squares of each parameter, from what `_norm` gave for its blocks."""
+        if self.on_host or self.pack is not None:
+            return sums.total(parts[0])
+        norms = torch.stack([norm for of_blocks in parts for norm in of_blocks])
+        if len(norms) > len(parts):
+            by_parameter = list(norms.split([len(of_blocks) for of_blocks in parts]))
+            norms = torch.stack(torch._foreach_norm(by_parameter))
+        return norms.square()
 
     def _largest_square(self, g: Tensor) -> Tensor:
         largest = torch.zeros((), dtype=self.dtype, device=self.device)
@@ -297,27 +335,29 @@ class Batch:
 class Factor:
     """R or C of a batch's matrices: one tensor as it is, or many packed."""
 
-    def __init__(self, batch: Batch, key: str, factorings: list[Factored]):
+    def __init__(self, parameters: list[Parameter], key: str, factorings: list[Factored]):
         """Prepare what lasts."""
-        self.batch, self.key, self.factorings = batch, key, factorings
-        self.states = [p.state[key] for p in batch.parameters]
+        x, self.key, self.factorings = parameters[0].x, key, factorings
+        self.dtype, self.wide = statistics_dtype(x.dtype), sum_dtype(x.device)
+        self.states = [p.state[key] for p in parameters]
         self.summed = [factoring.summed_axis(key) for factoring in factorings]
-        self.pack = Pack([s.numel() for s in self.states], batch.device) if len(self.states) > 1 else None
+        self.here = x.shape[self.summed[0]]  # the length that is summed on this rank
+        self.mask: Tensor | None = None  # which steps are taken; None: all
+        self.pack = Pack([s.numel() for s in self.states], x.device) if len(self.states) > 1 else None
 
     @classmethod
-    def of(cls, batch: Batch, key: str) -> Factor | None:
-        """The factor of this name, if the batch's parameters have one."""
-        factorings = [p.factoring for p in batch.parameters if isinstance(p.factoring, Factored)]
-        return cls(batch, key, factorings) if factorings and key in batch.parameters[0].state else None
+    def of(cls, parameters: list[Parameter], key: str) -> Factor | None:
+        """The factor of this name, if the parameters have one."""
+        factorings = [p.factoring for p in parameters if isinstance(p.factoring, Factored)]
+        return cls(parameters, key, factorings) if factorings and key in parameters[0].state else None
 
     def means(self, totals: list[Tensor], shrink: list[float], eps1: float) -> Tensor:
         """From sums of G² to means of G² + ε₁; of a shard, its share of them."""
-        lengths = [p.shape[axis] for p, axis in zip(self.batch.parameters, self.summed, strict=True)]
+        lengths = [factoring.shape[axis] for factoring, axis in zip(self.factorings, self.summed, strict=True)]
         if self.pack is None:
-            here = self.batch.parameters[0].x.shape[self.summed[0]]
-            return (totals[0] / shrink[0] + here * eps1) / lengths[0]
+            return (totals[0] / shrink[0] + self.here * eps1) / lengths[0]
         each = [1 / (s * length) for s, length in zip(shrink, lengths, strict=True)]
-        return self.pack.join(totals, self.batch.wide) * self.pack.constants(each, self.batch.wide) + eps1
+        return self.pack.join(totals, self.wide) * self.pack.constants(each, self.wide) + eps1
 
     def finite(self, means: Tensor) -> Tensor:
         """Whether the sums of each matrix are finite."""
@@ -327,8 +367,8 @@ class Factor:
         """β̂₂ₜ·old + (1 − β̂₂ₜ)·means, rounded into the state, and returned as precise as the means."""
         old = self.states[0] if self.pack is None else self.pack.join(self.states, means.dtype)
         new = eq.average(old, means, self._spread(decay), self._spread(weight))
-        if self.batch.mask is not None:
-            new = torch.where(self._spread(self.batch.mask), new, old)
+        if self.mask is not None:
+            new = torch.where(self._spread(self.mask), new, old)
         if self.pack is None:
             old.copy_(new)
         else:
@@ -349,7 +389,7 @@ class Factor:
 
     def over_x(self, vector: Tensor) -> list[Tensor]:
         """A vector of each matrix in the statistics' precision, (…, n, 1) or (…, 1, m)."""
-        vector = vector.to(self.batch.dtype)
+        vector = vector.to(self.dtype)
         vectors = [vector] if self.pack is None else self.pack.split(vector)
         return [v.unsqueeze(axis) for v, axis in zip(vectors, self.summed, strict=True)]
 
@@ -357,6 +397,12 @@ class Factor:
         if not isinstance(value, Tensor):
             return value
         return value[0] if self.pack is None else value[self.pack.entry]
+
+
+def _as_plain(g: Tensor, x: Tensor) -> Tensor:
+    """A gradient that is no plain tensor, for a parameter that is, as one: operations in place would do too much."""
+    is_plain = type(g) in EXACT_TYPES or type(x) not in EXACT_TYPES
+    return g if is_plain and not g._is_zerotensor() else torch.empty(g.shape, dtype=g.dtype, device=g.device).copy_(g)
 
 
 def _keep_and_fade(decay: Scalar, weight: Scalar) -> tuple[Scalar, Scalar]:

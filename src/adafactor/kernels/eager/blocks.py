@@ -51,6 +51,8 @@ def add(total: Tensor | None, values: Tensor, block: Block, axis: int, shape: tu
     if block is None:
         return values
     if total is None:
+        if values.shape == shape:
+            return values
         total = torch.zeros(shape, dtype=sum_dtype(values.device), device=values.device)
-    total[block[:axis] + block[axis + 1 :]] += values
+    total[block[:axis] + block[axis + 1 :]].add_(values)
     return total

@@ -1,29 +1,36 @@
-"""The backend in Triton, for tensors on a GPU: two walks over the data, a handful of launches for a whole model.
+"""The backend in Triton, for tensors on a GPU: two passes over the data, a handful of launches for a whole model.
 
 | launch | what it does |
 |---|---|
-| `last_walk` | by a step of length zero, twice: is ΣX² what the last step has left, and what is it where not |
-| `first_walk` | R, and column sums of G² and of G²/R; once more for rows that need a larger program |
-| `fold` | C, ΣU² by columns; is the step taken, α, the rates of the next step |
-| `last_walk` | clipping, X, ΣX², and what is kept of G |
+| `begin_step` | the rates of the step; is ΣX² what the last step has left? A sample tells |
+| `measure` | ΣX² where it is not; mostly there is nothing to do |
+| `first_pass` | R, and column sums of G² and of G²/R; one launch for tensors whose rows are held in the same way |
+| `fold` | C, ΣU² by columns; is the step taken, α |
+| `last_pass` | clipping, X, ΣX², and what is kept of G |
 
-`table.py` describes tensors to the kernels, in the order of `fields.py`; `cut.py` says how they are cut. There are no
-atomics and no program waits for another, so the bits do not depend on the order in which programs run. Everything that
-changes from step to step lies on the device, so a step can be captured in a graph.
+`table.py` describes tensors to the kernels, in the order of `fields.py`; `sizes.py` says how they are divided among
+programs, `rates.py` what follows from settings and t. There are no atomics and no program waits for another, so the
+bits do not depend on the order in which programs run. Everything that changes from step to step lies on the device, so
+a step can be captured in a graph. A gradient that does not begin at a multiple of 16 bytes is stepped by launches of
+its own: the tensors beside it keep their kernels and their bits.
 
 With TRITON_INTERPRET=1 in the environment it steps tensors on a CPU, slowly, for whoever wants to check or debug it.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from triton import knobs
 
-from adafactor.core.bucket import PLAIN, Parameter, why_not_plain
+from adafactor.core.contract import EXACT_TYPES, Parameter, why_not_plain
+from adafactor.core.factoring import Factored
 from adafactor.kernels.memory_order import MemoryOrder, numbering, stored
 from adafactor.kernels.triton.executor import Executor, Kind
 from adafactor.kernels.triton.shards import Shards
-from adafactor.kernels.triton.table import factored_axes, is_aligned, whole_order
+from adafactor.kernels.triton.sizes import LINE, NARROW
+from adafactor.kernels.triton.table import factored_axes, is_aligned, memory_order
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
 DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too
@@ -33,7 +40,6 @@ LONGEST = 2**30  # elements of a row, and rows: they are counted in 32 bits, and
 def why_not(parameter: Parameter) -> str | None:
     """What is in the way of stepping this parameter; None if nothing is."""
     x, form = parameter.x, parameter.gradient
-    assert form is not None
     if x.device.type not in DEVICES and not (INTERPRETED and x.is_cpu):
         return f"it is on {x.device}"
     if form.meta[2] != x.device:
@@ -43,7 +49,7 @@ def why_not(parameter: Parameter) -> str | None:
     for t in (x, *parameter.state.values()):
         if isinstance(t, torch.Tensor) and (reason := why_not_plain(t)):
             return f"it is, or its state is, {reason}"
-    if form.type not in PLAIN:
+    if form.type not in EXACT_TYPES:
         return f"its gradient is a {form.type.__name__}, a subclass of Tensor"
     if form.is_negative or form.is_zero:
         return "its gradient is a view with the negative bit set, or a zero tensor without memory"
@@ -52,19 +58,22 @@ def why_not(parameter: Parameter) -> str | None:
     for key in ("full", "momentum", "compensation"):
         if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
-    if parameter.factoring.estimator == "full":
-        return _why_not_whole(parameter)
+    if not isinstance(parameter.factoring, Factored):
+        return _why_not_unfactored(parameter)
     p, q = factored_axes(parameter)
     factors = [s for key in ("row", "col") if key in parameter.state for s in parameter.state[key].stride()]
     if max(x.shape) >= LONGEST or max(x.shape[q] * s for s in (x.stride(q), form.stride[q])) >= LONGEST:
         return "its axes are too long"
     if max(x.stride(p), form.stride[p], *factors) >= LONGEST:
         return "its rows are too far apart in memory"
+    steps = [prod(parameter.shape[axis + 1 :]) for axis in (p, q)]
+    if parameter.rounding == "stochastic" and max(steps if x.shape[q] <= NARROW else steps[1:]) * LINE >= 2**31:
+        return "its neighbours in memory are numbered too far apart for stochastic rounding"
     return None
 
 
-def _why_not_whole(parameter: Parameter) -> str | None:
-    order = whole_order(parameter)
+def _why_not_unfactored(parameter: Parameter) -> str | None:
+    order = memory_order(parameter)
     if not isinstance(order, MemoryOrder):
         return order
     shape = tuple(parameter.x.shape)
@@ -74,7 +83,7 @@ def _why_not_whole(parameter: Parameter) -> str | None:
 
 
 def prepare(parameters: list[Parameter]) -> list[Executor]:
-    """Make a work of all parameters of the same kind on the same device."""
+    """Make an executor of all parameters of the same kind on the same device."""
     kinds: dict[tuple[Kind, torch.device, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton import knobs
+from triton.language.target_info import cuda_capability_geq
 
-from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton import sizes
+
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))  # its conversion to bfloat16 truncates
+TERMS = tl.constexpr(sizes.TERMS)
 
 
 @triton.jit
-def address(table, at, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+def address(table_ptr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """Load a pointer; it is a multiple of 16 bytes if ALIGNED says so, which the compiler cannot know."""
-    pointer = tl.load(table + at).to(tl.pointer_type(DTYPE))
+    pointer = tl.load(table_ptr).to(tl.pointer_type(DTYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)  # on the pointer: a hint on the integer is lost in the conversion
     return pointer
+
+
+@triton.jit
+def number_at(table_ptr, ALIGNED: tl.constexpr):
+    """Load an offset, a stride or a length; it is a multiple of 16 elements if ALIGNED says so."""
+    number = tl.load(table_ptr)
+    if ALIGNED:
+        number = tl.multiple_of(number, 16)
+    return number
+
+
+@triton.jit
+def is_stepped(g_address, only_ragged, ALIGNED: tl.constexpr):
+    """Whether this variant of a kernel steps a tensor: one that loads 16 bytes at once leaves others to the ragged."""
+    if ALIGNED:
+        return (g_address != 0) & (g_address % 16 == 0)
+    else:
+        return (g_address != 0) & ((only_ragged == 0) | (g_address % 16 != 0))
 
 
 @triton.jit
@@ -37,36 +60,32 @@ def root(a):
 
 @triton.jit
 def inverse_root(a):
-    """Compute 1/√a with correct rounding of both operations."""
-    return divide(1.0, root(a))
+    """Compute 1/√a to a unit or two in the last place, for a normal a > 0, without a branch or a subroutine.
 
-
-@triton.jit
-def reciprocal(a):
-    """1/a to a unit in the last place, for a > 0.
-
-    A guess from the bits of `a`, good to 5 %, then Newton's steps. A division with correct rounding calls a subroutine:
-    the first walk has no registers left for it.
+    A guess from the bits, then Newton's steps. They are fused multiply-adds, which round once, so that the bits are the
+    same on every card.
     """
     if a.dtype == tl.float64:
-        b = (0x7FDE623822FC16E6 - a.to(tl.int64, bitcast=True)).to(tl.float64, bitcast=True)
+        b = (0x5FE6EB50C7B537A9 - (a.to(tl.int64, bitcast=True) >> 1)).to(tl.float64, bitcast=True)
+        half = a * 0.5
         for _ in tl.static_range(5):
-            b = b * (2.0 - a * b)
+            b = b * tl.fma(-(half * b), b, 1.5)
     else:
-        b = (0x7EF311C3 - a.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+        b = (0x5F375A86 - (a.to(tl.int32, bitcast=True) >> 1)).to(tl.float32, bitcast=True)
+        half = a * 0.5
         for _ in tl.static_range(4):
-            b = b * (2.0 - a * b)
-    return b
+            b = b * tl.fma(-(half * b), b, 1.5)
+    return tl.where(a == float("inf"), 0.0, b)
 
 
 @triton.jit
 def at_least(bound, value):
-    """The larger of the two; a NaN stays one."""
+    """Return the larger of the two; a NaN stays one."""
     return tl.where(value < bound, bound, value)
 
 
 @triton.jit
-def kept(old, weight, decay):
+def decayed(old, weight, decay):
     """β̂·old with all digits, given 1 − β̂ and β̂: in float32, β̂ near 1 and 1 − β̂ would no longer add up to 1."""
     slow = weight < 0.5
     part = old * tl.where(slow, weight, decay)
@@ -74,24 +93,18 @@ def kept(old, weight, decay):
 
 
 @triton.jit
-def average(old, new, weight, decay):
-    """β̂·old + (1 − β̂)·new."""
-    return kept(old, weight, decay) + new * weight
-
-
-@triton.jit
 def blend(old, new, weight):
-    """The momentum: old + (new − old)·(1 − β̂₁)."""
+    """Average the momentum: old + (new − old)·(1 − β̂₁)."""
     return old + (new - old) * weight
 
 
 @triton.jit
-def total(numbers, count, stride, BLOCK: tl.constexpr):
+def total(numbers_ptr, count, stride):
     """Sum `count` numbers, `stride` apart, in double and in an order that depends on their count alone."""
-    acc = tl.zeros((BLOCK,), tl.float64)
-    for i in range(0, count, BLOCK):
-        at = i + tl.arange(0, BLOCK)
-        acc += tl.load(numbers + at.to(tl.int64) * stride, mask=at < count, other=0.0).to(tl.float64)
+    acc = tl.zeros((TERMS,), tl.float64)
+    for i in range(0, count, TERMS):
+        offsets = i + tl.arange(0, TERMS)
+        acc += tl.load(numbers_ptr + offsets.to(tl.int64) * stride, mask=offsets < count, other=0.0).to(tl.float64)
     return tl.sum(acc, 0)
 
 
@@ -100,19 +113,21 @@ def total(numbers, count, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def narrow(value, DTYPE: tl.constexpr):
-    """Round to nearest, ties to even; in integers for bfloat16, so that it is the same everywhere."""
-    if DTYPE == tl.bfloat16:
+    """Round to nearest, ties to even: two bfloat16 at a time where the card can, and in integers in the interpreter."""
+    if DTYPE == tl.bfloat16 and INTERPRETED:
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
         return tl.where(is_nan, (bits >> 16) | 0x40, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    elif DTYPE == tl.bfloat16 and value.dtype == tl.float32 and cuda_capability_geq(8, 0):
+        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [value], tl.bfloat16, True, 2)
     else:
         return value.to(DTYPE)
 
 
 @triton.jit
 def mix(h, salt):
-    """The same words as `adafactor.core.rounding.mix`."""
+    """Mix bits into the same words as `adafactor.core.rounding.mix`."""
     h ^= h >> 16
     h *= tl.full((), 0x7FEB352D, tl.uint32)
     h ^= salt
@@ -123,10 +138,16 @@ def mix(h, salt):
 
 
 @triton.jit
-def random_words(number, key1, key2):
-    """32 random bits for each element, by its number in the whole parameter."""
-    high = (number >> 32).to(tl.uint32) * tl.full((), 0x9E3779B1, tl.uint32)
-    return mix(number.to(tl.uint32) ^ high ^ key1, key2)
+def random_words(start, offset, key1, key2):
+    """Make 32 random bits for elements number start + offset of the whole parameter; `offset` has 32 bits.
+
+    Nothing has 64 bits for each element: where the lower halves overflow, the upper one is the next.
+    """
+    low, high = start.to(tl.uint32), (start >> 32).to(tl.uint32)
+    fold = high * tl.full((), 0x9E3779B1, tl.uint32) ^ key1
+    next_fold = (high + 1) * tl.full((), 0x9E3779B1, tl.uint32) ^ key1
+    number = low + offset
+    return mix(number ^ tl.where(number < low, next_fold, fold), key2)
 
 
 @triton.jit
@@ -148,50 +169,7 @@ def stochastic(value, words, DTYPE: tl.constexpr):
 
 @triton.jit
 def remainder(lost, x, DTYPE: tl.constexpr):
-    """What rounding took away from X; nothing where it is too much for that X (`core.rounding.remainder`)."""
+    """Return what rounding took away from X; nothing where it is too much for that X (`core.rounding.remainder`)."""
     HALF_UNIT: tl.constexpr = 2.0**-8 if DTYPE == tl.bfloat16 else 2.0**-11
     power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(lost) <= power * HALF_UNIT, lost, 0.0)
-
-
-# ---- rates
-
-
-@triton.jit
-def corrected_decay(t, beta):
-    """β·(1 − βᵗ⁻¹)/(1 − βᵗ) (§7.1)."""
-    log = tl.log(tl.where(beta > 0, beta, 0.5))
-    decay = beta * (1.0 - tl.exp((t - 1.0) * log)) / (1.0 - tl.exp(t * log))
-    return tl.where(beta > 0, decay, 0.0)
-
-
-@triton.jit
-def weights(beta1, of_gradient, beta2, rate, t):
-    """1 − β̂₂ₜ, β̂₂ₜ and 1 − β̂₁ₜ, in double; neither of the first two is taken from the other where it is small."""
-    increasing, constant = tl.exp(-rate * tl.log(t)), corrected_decay(t, tl.where(beta2 < 0, 0.5, beta2))
-    w2 = tl.where(beta2 < 0, increasing, 1.0 - constant)
-    decay = tl.where(beta2 < 0, 1.0 - increasing, constant)
-    w1 = 1.0 - tl.where(of_gradient > 0, corrected_decay(t, beta1), beta1)
-    return w2, decay, w1
-
-
-@triton.jit
-def weights_of_group(group, t):
-    """The same for a group with these numbers."""
-    return weights(
-        tl.load(group + f.BETA1), tl.load(group + f.OF_GRADIENT), tl.load(group + f.BETA2), tl.load(group + f.RATE), t
-    )
-
-
-@triton.jit
-def now(tensor, number, group, rates):
-    """t, 1 − β̂₂ₜ, β̂₂ₜ and 1 − β̂₁ₜ of this step.
-
-    The last step has left the rates of this one, as doubles are slow on many cards, unless t was changed meanwhile.
-    """
-    t = tl.load(tl.load(tensor + f.STEP).to(tl.pointer_type(tl.float32))).to(tl.float64) + 1.0
-    slot = rates + number * f.RATES + (t.to(tl.int64) & 1) * f.HALF
-    w2, beta2, w1 = tl.load(slot + f.RATE_W2), tl.load(slot + f.RATE_BETA2), tl.load(slot + f.RATE_W1)
-    if tl.load(slot + f.RATE_T) != t:
-        w2, beta2, w1 = weights_of_group(group, t)
-    return t, w2, beta2, w1

@@ -1,32 +1,32 @@
-"""A sharded step, walk by walk: between the walks other ranks complete the sums (`sharding.py`), on the device.
+"""A sharded step, pass by pass: between the passes other ranks complete the sums, on the device.
 
 | launch | what it leaves |
 |---|---|
-| `first_walk` | with β̂₂ = 0 and ε₁ = 0: this rank's row means of G², column sums, and whether G² is finite |
+| `begin_step` | the rates of the step |
+| `first_pass` | this rank's row means and column sums of G², and whether G² is finite |
 | `means` | row and column means of G² + ε₁, as far as they are here, in double |
 | `factors` | R, C and mean(R) from the means that all ranks have completed |
-| `energy_walk`, `totals` | ΣU² and ΣX² of what is here |
+| `norms`, `totals` | ΣU² and ΣX² of what is here |
 | `conclude` | α and the rest of the scalars |
-| `last_walk` | X, and what is kept of G |
+| `last_pass` | X, and what is kept of G |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from adafactor.core.bucket import Parameter
-from adafactor.core.settings import Settings
-from adafactor.core.step import Update, not_finite
+from adafactor.core.contract import Parameter, Sums
+from adafactor.core.factoring import Factored
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.executor import Executor, Kind, launch
-from adafactor.kernels.triton.first_walk import first_walk
-from adafactor.kernels.triton.last_walk import STEP
-from adafactor.kernels.triton.shard_kernels import conclude, energy_walk, factors, means, totals
+from adafactor.kernels.triton.executor import Executor, Kind
+from adafactor.kernels.triton.last_pass import norms
+from adafactor.kernels.triton.shard_kernels import conclude, factors, means, totals
 from adafactor.kernels.triton.table import factored_axes
+
+FEW = {"num_warps": 8, "enable_fp_fusion": False}
 
 
 class Shards(Executor):
@@ -35,146 +35,73 @@ class Shards(Executor):
     def __init__(self, parameters: list[Parameter], kind: Kind):
         """Describe what does not change from step to step."""
         super().__init__(parameters, kind)
-        self.together, self.at_once = True, False
         self.must_measure = [False] * len(parameters)
         self.table.tensors[:, f.BLOCKS.value] = 0  # ΣU² does not come from blocks of columns
-        self.no_rates = torch.zeros_like(self.rates)
-        self.raw = torch.zeros_like(self.numbers.there)  # settings with β̂₂ = 0 and ε₁ = 0
-        self.places = {parameter: i for i, parameter in enumerate(self.parameters)}
         known = ["mean_row" in p.shard.shapes for p in self.parameters if p.shard is not None]
-        self.is_known = torch.tensor(known, dtype=torch.int32, device=self.device)
-
-    def begin(self, grads: list[Tensor | None], settings: Sequence[Settings], written: list[bool] | None) -> None:
-        """Take what is of this step."""
-        super().begin(grads, settings, written)
-        self.updates = [Update(p, g) for p, g in zip(self.parameters, grads, strict=True) if g is not None]
+        self.memory["is_known"] = torch.tensor(known, dtype=torch.int32, device=self.device)
+        self._lasting.add("is_known")
 
     def moments(self) -> None:
-        """First walk: what is here of the means of G² + ε₁, and whether G² is finite here."""
-        table, empty = self.table, self._empty
+        """First pass: what is here of the means of G² + ε₁, and whether G² is finite here."""
+        table, count = self.table, len(self.parameters)
         with self._on_device():
-            vectors, scratch = empty(table.vectors, self.stat), empty(table.scratch, self.stat)
-            sums = empty(table.unit_count * f.SUMS.value, torch.float64)
-            flags = empty(len(self.parameters), torch.float64)
-            self.wide, self.row_means = empty(table.vectors, torch.float64), empty(table.matrix_count, torch.float64)
-            self._step_memory = vectors, empty(1, torch.float64), self.row_means
-            self.raw.copy_(self.numbers.there)
-            self.raw[:, f.EPS1.value] = 0
-            self.raw[:, f.BETA2.value] = 0
-            tables, scale, first_matrix = (table.tensors, table.matrices), self._scale, 0
-            for i, chunk in enumerate(table.chunks):
-                for (first, end), long in ((chunk.units, False), (chunk.long_units, True)):
-                    read = (table.units, self.given.there, self.raw, self.no_rates)
-                    found = (vectors, scratch, sums, scale)
-                    launch(first_walk, end - first, (*tables, *read, *found, first), self._now.first_walk(long))
-                last = i + 1 == len(table.chunks)
-                blocks, rows, tensors = chunk.blocks, table.matrix_count * last, chunk.tensors
-                read = (table.blocks, self.given.there, self.numbers.there, self.rates)
-                into = (self.notes, vectors, self.wide, scratch, sums, flags, scale)
-                at = (blocks[0], blocks[1] - blocks[0], first_matrix, rows, tensors[0])
-                options = self._now.fold()
-                options.pop("ST")
-                launch(
-                    means,
-                    blocks[1] - blocks[0] + rows + tensors[1] - tensors[0],
-                    (*tables, *read, *into, *at),
-                    options,
-                )
-        rates = (self.notes[:, column.value] for column in (f.W2, f.BETA2_NOW, f.W1))
-        columns = [t.unbind() for t in (flags == 0, *rates)]
-        for u in self.updates:
-            i = self.places[u.parameter]
-            finite, u.w2, u.beta2, u.w1 = (column[i] for column in columns)
-            u.finite = bool(finite) if finite.is_cpu else finite
-            views = self._views(u.parameter)
-            u.rows, u.cols = views.get("row"), views.get("col")
+            self._allocate()
+            self.memory["wide"] = self._empty(table.vectors, torch.float64)
+            self.memory["flags"] = flags = self._empty(count, torch.float64)
+            self.memory["norms"] = torch.zeros(count, 2, dtype=torch.float64, device=self.device)
+            self.memory["pairs"] = self._empty(2 * table.tile_count, torch.float64)
+            self._begin_step(False)
+            for chunk in table.chunks:
+                self._first_pass(chunk, raw=True)
+                (first, end), (one, other) = chunk.blocks, chunk.tensors
+                rows = table.matrix_count * (chunk is table.chunks[-1])
+                place = {"first_block": first, "block_count": end - first, "matrix_count": rows, "first_tensor": one}
+                self._launch(means, end - first + rows + other - one, FEW, **place)
+        finite, beta2, w2 = (t.unbind() for t in (flags == 0, self.notes[:, f.BETA2.value], self.notes[:, f.W2.value]))
+        self.sums = []
+        for i, (p, is_here) in enumerate(zip(self.parameters, self._present, strict=True)):
+            if is_here:
+                views = self._views(p)
+                sums = Sums(p, bool(finite[i]) if finite[i].is_cpu else finite[i], views.get("row"), views.get("col"))
+                if p.shard is not None:
+                    sums.mean_row = p.shard.mean_row(sums.rows, p.state.get("row"), beta2[i], w2[i])
+                self.sums.append(sums)
 
-    def admit(self) -> None:
-        """Decide which steps are taken, or raise; nothing has been changed so far."""
-        count = len(self.parameters)
-        self.finite = torch.zeros(count, dtype=torch.int32, device=self.device)
-        ignored = {u.parameter for u in self.updates if u.parameter.settings.on_nonfinite == "ignore"}
-        for u in self.updates:
-            if u.parameter.settings.on_nonfinite == "raise" and not u.finite and not self._found_inf:
-                raise not_finite(u.parameter)
-        if all(isinstance(u.finite, bool) for u in self.updates):  # the host knows: as plain torch, leave them out
-            self.updates = [u for u in self.updates if u.finite or u.parameter in ignored]
-        if self.updates:
-            places = torch.tensor([self.places[u.parameter] for u in self.updates], device=self.device)
-            taken = [
-                torch.as_tensor(u.parameter in ignored or u.finite, device=self.device).reshape(())
-                for u in self.updates
-            ]
-            self.finite[places] = torch.stack(taken).int()
-
-    def factors(self) -> None:
-        """R, C and mean(R) from the completed means."""
-        table = self.table
+    def norms(self) -> None:
+        """Second pass: R and C from the completed means, ΣU² and ΣX² of what is here."""
         with self._on_device():
-            for u in self.updates:
-                for name, view in self._views(u.parameter).items():
-                    complete = u.rows if name == "row" else u.cols
-                    if complete is not None and complete.data_ptr() != view.data_ptr():
-                        view.copy_(complete)
-                if u.mean_row is not None:
-                    self._row_means(u.parameter).copy_(u.mean_row.reshape(-1))
-            vectors = self._step_memory[0]
-            arguments = (
-                table.tensors,
-                table.matrices,
-                self.given.there,
-                self.notes,
-                vectors,
-                self.wide,
-                self.row_means,
-            )
-            options = {"ST": self.kind.fold()["ST"], "num_warps": 4, "enable_fp_fusion": False}
-            launch(factors, table.matrix_count, (*arguments, self.is_known), options)
-
-    def energy(self) -> None:
-        """Second walk: ΣU² and ΣX² of what is here."""
-        table = self.table
-        with self._on_device():
-            energies = self._empty(2 * table.piece_count, torch.float64)
-            self.pairs = torch.zeros(len(self.parameters), 2, dtype=torch.float64, device=self.device)
-            vectors = self._step_memory[0]
-            arguments = (table.tensors, table.matrices, table.pieces, self.given.there, self.numbers.there, self.notes)
-            arguments += vectors, self.row_means, energies, self._scale  # type: ignore[assignment]
-            launch(energy_walk, table.piece_count, arguments, self._now.last_walk())
-            few = {"num_warps": 4, "enable_fp_fusion": False}
-            launch(totals, len(self.parameters), (table.tensors, self.given.there, energies, self.pairs), few)
-        for u in self.updates:
-            u.u2, u.x2 = self.pairs[self.places[u.parameter]].unbind()
-
-    def conclude(self) -> None:
-        """The scalars, from the completed sums."""
-        table = self.table
-        with self._on_device():
-            for u in self.updates:
-                pair = self.pairs[self.places[u.parameter]]
-                for i, value in enumerate((u.u2, u.x2)):
-                    pair[i].copy_(value) if isinstance(value, Tensor) else pair[i].fill_(
-                        0.0 if value is None else value
-                    )
-            arguments: tuple[Any, ...] = (table.tensors, self.given.there, self.numbers.there, self.rates, self.notes)
-            few = {"num_warps": 4, "enable_fp_fusion": False}
-            launch(conclude, len(self.parameters), (*arguments, self.pairs, self.finite, self._found_inf), few)
+            self.memory["finite"] = self._everyone([one.finite for one in self.sums]).int()
+            for one in self.sums:
+                if one.mean_row is not None:
+                    first, count = self.table.own_matrices[one.parameter]
+                    self.memory["means"][first : first + count].copy_(one.mean_row.reshape(-1))
+            self._launch(factors, self.table.matrix_count, FEW | {"ST": self.kind.fold()["ST"]})
+            for kind, only_ragged in self._variants():
+                self._launch(norms, self.table.tile_count, kind.norms(), only_ragged=only_ragged)
+            self._launch(totals, len(self.parameters), FEW)
+        present = (pair for pair, is_here in zip(self.memory["norms"], self._present, strict=True) if is_here)
+        for one, pair in zip(self.sums, present, strict=True):
+            one.u2, one.x2 = pair.unbind()
 
     def apply_(self) -> None:
-        """Last walk."""
-        self._changed = self._has_new = True
+        """Last pass, with the scalars from the completed sums."""
         with self._on_device():
-            self._last_walk(STEP.value, self.table.spans)
+            pairs = [(one.u2, 0.0 if one.x2 is None else one.x2) for one in self.sums]
+            for column, values in enumerate(zip(*pairs, strict=True)):
+                self.memory["norms"][:, column] = self._everyone(values)
+            self._launch(conclude, len(self.parameters), FEW)
+        super().apply_()
 
-    def end(self) -> list[Parameter]:
-        """Let go of what was of this step."""
-        self.updates = []
-        self.wide = self.row_means = self.pairs = self.finite = self.zero
-        return super().end()
+    def _everyone(self, values: Sequence[Tensor | float]) -> Tensor:
+        """A vector of all parameters' values, of those with a gradient; zero for the others."""
+        vector = torch.zeros(len(self.parameters), dtype=torch.float64, device=self.device)
+        for i, value in zip((i for i, is_here in enumerate(self._present) if is_here), values, strict=True):
+            vector[i].copy_(value) if isinstance(value, Tensor) else vector[i].fill_(value)
+        return vector
 
     def _views(self, parameter: Parameter) -> dict[str, Tensor]:
         """The means of a parameter, in the shapes of its state."""
-        if parameter.factoring.estimator == "full":
+        if not isinstance(parameter.factoring, Factored):
             return {}
         p, q = factored_axes(parameter)
         names = ("row", "col") if p == parameter.factoring.row_axis else ("col", "row")
@@ -188,9 +115,5 @@ class Shards(Executor):
                     steps[axis] = step
                     step *= parameter.x.shape[axis]
                 shape = [parameter.x.shape[axis] for axis in axes]
-                found[name] = self.wide.as_strided(shape, [steps.get(axis, 1) for axis in axes], start)
+                found[name] = self.memory["wide"].as_strided(shape, [steps.get(axis, 1) for axis in axes], start)
         return found
-
-    def _row_means(self, parameter: Parameter) -> Tensor:
-        first, count = self.table.own_matrices[parameter]
-        return self.row_means[first : first + count]

@@ -10,23 +10,34 @@ from math import prod
 import torch
 from torch import Tensor
 
-from adafactor.core.bucket import Parameter
-from adafactor.core.factoring import statistics_dtype
+from adafactor.core.contract import Parameter
+from adafactor.core.factoring import Factored, statistics_dtype
 from adafactor.core.rounding import roots
 from adafactor.core.sums import shrink_of
 from adafactor.kernels.memory_order import MemoryOrder, flat_order, numbering
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.cut import BLOCK, LINE, PIECE, SHARE, WHOLE_UNIT, Cut, checked, cut
+from adafactor.kernels.triton.sizes import (
+    ALIGNMENT,
+    BLOCK,
+    LINE,
+    LINES,
+    MEASURED,
+    UNFACTORED_UNIT,
+    Tiling,
+    checked,
+    tile_shape,
+    tiling,
+    unit_rows,
+)
 
 GAP = 64  # elements: every vector in scratch begins at a multiple
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a launch of the first walk and of `fold` is given: as much as fits the scratch."""
+    """What launches of the first pass and of `fold` are given: as much as fits the scratch."""
 
-    units: tuple[int, int]  # first and end, of tensors with short rows
-    long_units: tuple[int, int]  # with long rows
+    units: list[tuple[Tiling | None, int, int]]  # first and end of those that are tiled alike; None: unfactored
     blocks: tuple[int, int]
     tensors: tuple[int, int]  # those that are complete with this chunk
 
@@ -38,80 +49,86 @@ class Table:
         """Describe parameters.
 
         Args:
-            parameters: in any order; `self.parameters` has those with long rows last.
-            held: elements that a program of the first walk has in registers.
+            parameters: in any order; `self.parameters` has those together that are tiled alike, long units first.
+            held: elements that a program of the first pass has in registers.
             most: bytes that a step may take besides the state.
         """
-        self.cuts = {parameter: cut_of(parameter, held) for parameter in parameters}
-        self.parameters = sorted(parameters, key=lambda parameter: self.cuts[parameter].is_long)
+        self.tilings = {parameter: tiling_of(parameter, held) for parameter in parameters}
+        self.parameters = sorted(parameters, key=self._order)
         device, stat = parameters[0].x.device, statistics_dtype(parameters[0].x.dtype)
         self.vectors = 0  # elements of new R and C
-        self.unit_count = self.block_count = self.piece_count = 0
-        self.new_vectors: dict[
-            Parameter, tuple[tuple[int, int], int]
-        ] = {}  # where its first R and C begin; to the next
+        self.unit_count = self.block_count = self.tile_count = 0
+        # where its first R and C begin, and how far it is to the next
+        self.new_vectors: dict[Parameter, tuple[tuple[int, int], int]] = {}
         self.own_matrices: dict[Parameter, tuple[int, int]] = {}  # its first matrix, and how many
         self._tensors: list[list[int]] = []
         self._matrices: list[list[int]] = []
         self._units: list[Tensor] = []
         self._blocks: list[Tensor] = []
-        self._rows_of_matrix: list[tuple[int, int, int]] = []  # tensor, units, blocks
+        self._counts: list[tuple[int, int, int]] = []  # of each matrix: tensor, units, blocks
         for number, parameter in enumerate(self.parameters):
-            self._describe(number, parameter, self.cuts[parameter])
-        pieces = self._pieces()
-        rest = self.vectors * stat.itemsize + 8 * (3 * self.unit_count + self.block_count + len(self._matrices))
-        self.chunks, self.scratch = self._cut_into_chunks((most - rest) // stat.itemsize)
+            self._describe(number, parameter)
+        tiles = self._tiles()
+        rest = 2 * self.vectors * stat.itemsize + 8 * (3 * self.unit_count + self.block_count + len(self._matrices))
+        self.chunks, self.scratch = self._fill_scratch((most - rest) // stat.itemsize)
+        shares, checks = self._samples()
         self.tensors = torch.tensor(self._tensors, dtype=torch.int64).to(device)
         self.matrices = torch.tensor(self._matrices, dtype=torch.int64).to(device)
-        self.units = torch.cat(self._units).to(torch.int32).to(device)
-        self.blocks = torch.cat([*self._blocks, torch.zeros(1, 2, dtype=torch.int64)]).to(torch.int32).to(device)
-        self.pieces = pieces.to(torch.int32).to(device)
-        self.spans, self.shares, self.checks = (s.to(torch.int32).to(device) for s in self._spans())
+        self._blocks.append(torch.zeros(1, 2, dtype=torch.int64))
+        lists = torch.cat(self._units), torch.cat(self._blocks), tiles, shares, checks
+        self.units, self.blocks, self.tiles, self.shares, self.checks = (t.to(torch.int32).to(device) for t in lists)
         self.matrix_count = len(self._matrices)
-        del self._tensors, self._matrices, self._units, self._blocks, self._rows_of_matrix
+        del self._tensors, self._matrices, self._units, self._blocks, self._counts
 
-    def _describe(self, number: int, parameter: Parameter, how: Cut) -> None:
+    def _order(self, parameter: Parameter) -> tuple[Tiling, int]:
+        """Sort by tiling; then longest units first, so that no launch ends with one."""
+        if not isinstance(parameter.factoring, Factored):
+            return Tiling(0, 0, 0, 0), -min(parameter.x.numel(), LINE * UNFACTORED_UNIT)
+        p, q = factored_axes(parameter)
+        n, m = parameter.x.shape[p], parameter.x.shape[q]
+        return self.tilings[parameter] or Tiling(0, 0, 0, 0), -m * min(n, units_of(parameter, self.tilings[parameter]))
+
+    def _describe(self, number: int, parameter: Parameter) -> None:
         row = [0] * f.TENSOR.value
         self._tensors.append(row)
         state, s = parameter.state, parameter.settings
-        row[f.X.value], row[f.STEP.value], row[f.GROUP.value] = (
-            parameter.x.data_ptr(),
-            state["step"].data_ptr(),
-            parameter.group,
-        )
+        row[f.X.value], row[f.STEP.value] = parameter.x.data_ptr(), state["step"].data_ptr()
+        row[f.GROUP.value], row[f.COUNT.value] = parameter.group, parameter.factoring.count
         if s.beta1:
             row[f.MOMENTUM.value] = state["momentum"].data_ptr()
         if parameter.rounding == "kahan":
             row[f.COMPENSATION.value] = state["compensation"].data_ptr()
         row[f.ROOT1.value], row[f.ROOT2.value] = roots(s.seed, parameter.number)
-        row[f.COUNT.value] = parameter.factoring.count
         row[f.SHRINK.value] = struct.unpack("q", struct.pack("d", shrink_of(parameter.shape)))[0]
         row[f.FIRST_UNIT.value], row[f.FIRST_BLOCK.value] = self.unit_count, self.block_count
-        if parameter.factoring.estimator == "full":
-            self._describe_whole(number, parameter, row)
+        if not isinstance(parameter.factoring, Factored):
+            self._describe_unfactored(number, parameter, row)
         else:
-            self._describe_matrices(number, parameter, row, how)
+            self._describe_matrices(number, parameter, row)
         row[f.UNITS.value] = self.unit_count - row[f.FIRST_UNIT.value]
         row[f.BLOCKS.value] = self.block_count - row[f.FIRST_BLOCK.value]
 
-    def _describe_whole(self, number: int, parameter: Parameter, row: list[int]) -> None:
+    def _describe_unfactored(self, number: int, parameter: Parameter, row: list[int]) -> None:
+        """Describe a tensor as one matrix whose rows are lines of its memory."""
         x = parameter.x
         lines = -(-x.numel() // LINE)
         row[f.FULL.value] = parameter.state["full"].data_ptr()
         row[f.N.value], row[f.M.value] = lines, x.numel()
+        row[f.X_STRIDE_P.value] = row[f.G_STRIDE_P.value] = LINE
+        row[f.X_STRIDE_Q.value] = row[f.G_STRIDE_Q.value] = 1
         matrix = [0] * f.MATRIX.value
         matrix[f.OF.value] = number
         if parameter.rounding == "stochastic":
-            order = whole_order(parameter)
+            order = memory_order(parameter)
             assert isinstance(order, MemoryOrder)
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
             assert numbers is not None
-            matrix[f.NUMBER.value], row[f.NUMBER_P.value] = numbers[0], numbers[2]
-        self._add_matrix(matrix, lines, WHOLE_UNIT, 0)
+            matrix[f.NUMBER.value], row[f.NUMBER_Q.value] = numbers[0], numbers[2]
+            row[f.NUMBER_P.value] = LINE * numbers[2]
+        self._add_matrix(matrix, lines, UNFACTORED_UNIT, 0)
 
-    def _describe_matrices(self, number: int, parameter: Parameter, row: list[int], how: Cut) -> None:
+    def _describe_matrices(self, number: int, parameter: Parameter, row: list[int]) -> None:
         x, g = parameter.x, parameter.gradient
-        assert g is not None
         p, q = factored_axes(parameter)
         shape, whole = x.shape, parameter.shape
         strides = {
@@ -120,7 +137,7 @@ class Table:
             "number": [prod(whole[i + 1 :]) for i in range(len(whole))],
         }
         # the state's own names are the paper's: its rows may be either axis
-        along_p, along_q = ("row", "col") if p == parameter.factoring.row_axis else ("col", "row")
+        along_p, along_q = ("row", "col") if p == factored(parameter).row_axis else ("col", "row")
         for key, gone, name in ((along_p, q, "row"), (along_q, p, "col")):
             if key in parameter.state:
                 factor = parameter.state[key]
@@ -134,13 +151,13 @@ class Table:
             (f.M, shape[q]),
             (f.WHOLE_N, whole[p]),
             (f.WHOLE_M, whole[q]),
-            (f.XP, strides["x"][p]),
-            (f.XQ, strides["x"][q]),
-            (f.GP, strides["g"][p]),
-            (f.GQ, strides["g"][q]),
+            (f.X_STRIDE_P, strides["x"][p]),
+            (f.X_STRIDE_Q, strides["x"][q]),
+            (f.G_STRIDE_P, strides["g"][p]),
+            (f.G_STRIDE_Q, strides["g"][q]),
             (f.ROW_STRIDE, strides["row"][p]),
             (f.COL_STRIDE, strides["col"][q]),
-            (f.SWAPPED, p != parameter.factoring.row_axis),
+            (f.SWAPPED, p != factored(parameter).row_axis),
             (f.NUMBER_P, strides["number"][p]),
             (f.NUMBER_Q, strides["number"][q]),
         ):
@@ -148,7 +165,7 @@ class Table:
         batch = [axis for axis in range(len(shape)) if axis not in (p, q)]
         origin = sum(a * b for a, b in zip(strides["number"], parameter.offset or (0,) * len(whole), strict=True))
         offsets = [_offsets(shape, strides[name], batch) for name in ("x", "g", "row", "col", "number")]
-        has_col = row[f.COL.value] != 0
+        has_col, rows = row[f.COL.value] != 0, units_of(parameter, self.tilings[parameter])
         size_p, size_q = _up(shape[p]), _up(shape[q])
         self.new_vectors[parameter] = (self.vectors, self.vectors + size_p), size_p + size_q
         self.own_matrices[parameter] = len(self._matrices), len(offsets[0])
@@ -166,7 +183,7 @@ class Table:
             ):
                 matrix[column.value] = value
             self.vectors += size_p + size_q
-            self._add_matrix(matrix, shape[p], how.rows, shape[q] if has_col else 0)
+            self._add_matrix(matrix, shape[p], rows, shape[q] if has_col else 0)
 
     def _add_matrix(self, matrix: list[int], n: int, rows: int, columns: int) -> None:
         """Add the units and blocks of columns of a matrix."""
@@ -177,91 +194,89 @@ class Table:
         block = torch.arange(0, columns, BLOCK)
         self._blocks.append(torch.stack([torch.full_like(block, place), block], 1))
         self._matrices.append(matrix)
-        self._rows_of_matrix.append((matrix[f.OF.value], count, len(block)))
+        self._counts.append((matrix[f.OF.value], count, len(block)))
         self.unit_count, self.block_count = self.unit_count + count, self.block_count + len(block)
 
-    def _pieces(self) -> Tensor:
-        """The pieces of the last walk, in the reverse order: it begins with what the first walk left in the cache."""
-        found: list[Tensor] = []
+    def _tiles(self) -> Tensor:
+        """The tiles of the last pass, in the reverse order: it begins with what the first pass left in the cache."""
+        tiles: list[Tensor] = []
         place = len(self._matrices)
         for number in reversed(range(len(self._tensors))):
-            row, begin = self._tensors[number], self.piece_count
-            is_whole = row[f.FULL.value] != 0
-            height, width = PIECE if is_whole else self.cuts[self.parameters[number]].piece
-            n, m = row[f.N.value], 1 if is_whole else row[f.M.value]
+            row, begin = self._tensors[number], self.tile_count
+            n, m = row[f.N.value], row[f.M.value]
+            height, width = (LINES, m) if row[f.FULL.value] else tile_shape(m)
             while place and self._matrices[place - 1][f.OF.value] == number:
                 place -= 1
-                rows = torch.arange(0, n, height).flip(0)
-                cols = torch.arange(0, m, width)
-                grid = torch.cartesian_prod(torch.tensor([place]), rows, cols)
-                found.append(grid)
-                self.piece_count += len(grid)
-            row[f.FIRST_PIECE.value], row[f.PIECES.value] = begin, self.piece_count - begin
-        return torch.cat(found)
+                rows, cols = torch.arange(0, n, height).flip(0), torch.arange(0, m, width)
+                tiles.append(torch.cartesian_prod(torch.tensor([place]), rows, cols))
+                self.tile_count += len(tiles[-1])
+            row[f.FIRST_TILE.value], row[f.TILES.value] = begin, self.tile_count - begin
+        return torch.cat(tiles)
 
-    def _spans(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Which pieces of which tensor the programs of the last walk take: to step, to measure and to check ΣX²."""
-        number = torch.cat([torch.full((row[f.PIECES.value],), i) for i, row in reversed([*enumerate(self._tensors)])])
-        piece = torch.arange(self.piece_count)
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        """Which tiles of which tensor programs measure, and which they check."""
         shares, checks = [], []
         for i, row in enumerate(self._tensors):
-            begin, end = row[f.FIRST_PIECE.value], row[f.FIRST_PIECE.value] + row[f.PIECES.value]
-            shares += [(i, first, min(first + SHARE, end)) for first in range(begin, end, SHARE)]
+            begin, end = row[f.FIRST_TILE.value], row[f.FIRST_TILE.value] + row[f.TILES.value]
+            shares += [(i, first, min(first + MEASURED, end)) for first in range(begin, end, MEASURED)]
             sample = checked(end - begin)
-            checks += [(i, begin + at, begin + at + 1) for at in sample]
-            checks += [(i, -1, -1)] if len(sample) < end - begin else []
-        return torch.stack([number, piece, piece + 1], 1), torch.tensor(shares), torch.tensor(checks)
+            checks += [(i, begin + at) for at in sample] + [(i, -1)] * (len(sample) < end - begin)
+        return torch.tensor(shares), torch.tensor(checks)
 
-    def _cut_into_chunks(self, most: int) -> tuple[list[Chunk], int]:
-        """Give every matrix its place among the column sums, and begin anew when they are full."""
+    def _fill_scratch(self, most: int) -> tuple[list[Chunk], int]:
+        """Give every matrix its place among the column sums, and begin a new chunk when they are full."""
         chunks: list[Chunk] = []
-        long = [self.cuts[parameter].is_long for parameter in self.parameters]
-        used = largest = unit = block = tensor = 0
-        start = [0, 0, 0, 0]  # of units, long units, blocks, tensors
-        counts = [0, 0]
-
-        def close() -> None:
-            first = unit - counts[0] - counts[1]
-            middle = first + counts[0]
-            chunks.append(Chunk((first, middle), (middle, unit), (start[2], block), (start[3], tensor)))
-
-        for i, (matrix, (number, units, blocks)) in enumerate(zip(self._matrices, self._rows_of_matrix, strict=True)):
-            size = _up(2 * units * self._tensors[number][f.M.value]) if blocks else 0
+        units: list[tuple[Tiling | None, int, int]] = []
+        used = largest = unit = block = tensor = first_block = first_tensor = 0
+        for i, (matrix, (number, count, blocks)) in enumerate(zip(self._matrices, self._counts, strict=True)):
+            size = _up(2 * count * self._tensors[number][f.M.value]) if blocks else 0
             if used and used + size > most:
-                close()
-                used, counts, start = 0, [0, 0], [0, 0, block, tensor]
+                chunks.append(Chunk(units, (first_block, block), (first_tensor, tensor)))
+                used, units, first_block, first_tensor = 0, [], block, tensor
             matrix[f.PARTIAL.value] = used
             used += size
             largest = max(largest, used)
-            counts[long[number]] += units
-            unit, block = unit + units, block + blocks
+            how = self.tilings[self.parameters[number]]
+            if not units or units[-1][0] != how:
+                units.append((how, unit, unit))
+            unit, block = unit + count, block + blocks
+            units[-1] = how, units[-1][1], unit
             if i + 1 == len(self._matrices) or self._matrices[i + 1][f.OF.value] != number:
                 tensor = number + 1
-        close()
+        chunks.append(Chunk(units, (first_block, block), (first_tensor, tensor)))
         return chunks, largest
+
+
+def factored(parameter: Parameter) -> Factored:
+    """How a parameter is factored, of one that is."""
+    assert isinstance(parameter.factoring, Factored)
+    return parameter.factoring
 
 
 def factored_axes(parameter: Parameter) -> tuple[int, int]:
     """P and Q: the factored axes in the order of memory, the outer one first."""
-    row, col = parameter.factoring.row_axis, parameter.factoring.col_axis
-    assert row is not None and col is not None
+    row, col = factored(parameter).row_axis, factored(parameter).col_axis
     stride = parameter.x.stride()
     return (col, row) if stride[row] < stride[col] else (row, col)
 
 
-def whole_order(parameter: Parameter) -> MemoryOrder | str:
-    """The order of memory of a tensor whose second moment is kept whole, or why there is none."""
-    assert parameter.gradient is not None
+def memory_order(parameter: Parameter) -> MemoryOrder | str:
+    """The order of memory of an unfactored tensor, or why there is none."""
     return flat_order(tuple(parameter.x.shape), parameter.x.stride(), parameter.gradient.stride)
 
 
-def cut_of(parameter: Parameter, held: int) -> Cut:
-    """How a parameter is cut."""
-    if parameter.factoring.estimator == "full":
-        return Cut(WHOLE_UNIT, False, PIECE)
-    assert parameter.gradient is not None
+def tiling_of(parameter: Parameter, held: int) -> Tiling | None:
+    """How the first pass holds the rows of a parameter; None: it is unfactored."""
+    if not isinstance(parameter.factoring, Factored):
+        return None
+    return tiling(parameter.x.shape[factored_axes(parameter)[1]], parameter.gradient.dtype.itemsize, held)
+
+
+def units_of(parameter: Parameter, how: Tiling | None) -> int:
+    """The rows of a unit of the first pass."""
+    assert parameter.gradient is not None and how is not None
     p, q = factored_axes(parameter)
-    return cut(parameter.x.shape[p], parameter.x.shape[q], parameter.gradient.dtype.itemsize, held)
+    return unit_rows(parameter.x.shape[p], parameter.x.shape[q], parameter.gradient.dtype.itemsize, how.rows)
 
 
 def is_aligned(parameter: Parameter) -> bool:
@@ -269,9 +284,9 @@ def is_aligned(parameter: Parameter) -> bool:
     x, form, state = parameter.x, parameter.gradient, parameter.state
     assert form is not None
     kept = [state[key] for key in ("full", "momentum", "compensation") if key in state]
-    if any(t.data_ptr() % 16 for t in (x, *kept)):
+    if any(t.data_ptr() % ALIGNMENT for t in (x, *kept)):
         return False
-    if parameter.factoring.estimator == "full":
+    if not isinstance(parameter.factoring, Factored):
         return x.numel() % 16 == 0
     p, q = factored_axes(parameter)
     steps = [*x.stride(), *form.stride]

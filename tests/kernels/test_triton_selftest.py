@@ -1,7 +1,8 @@
-"""The trial on the user's card finds what is wrong. No test here needs a GPU."""
+"""The self-test on the user's card finds what is wrong. No test here needs a GPU."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -11,23 +12,29 @@ import pytest
 import torch
 from torch import Tensor
 
+from adafactor import Adafactor
 from tests.kernels import needs
 
 needs.triton()
-from adafactor.check.trial import BF16, CASES, FORMS, FP16, FP32, FP64, SORTS, Case, Form, Sort  # noqa: E402
-
-from adafactor.check import trial, verdict  # noqa: E402
+from adafactor.check import selftest, selftest_cache  # noqa: E402
+from adafactor.check.selftest import BF16, FP16, FP32, FP64, SETTINGS, TENSORS, VARIANTS, Setting, TensorSpec, Variant  # noqa: E402  # noqa: E402
 
 CPU = torch.device("cpu")
-SMALL = (Form((9, 7)), Form((6, 5), "transposed"), Form((4, 3, 3, 3), "channels last"), Form((11,)), Form(()))
+SMALL = (
+    TensorSpec((9, 7)),
+    TensorSpec((6, 5), "transposed"),
+    TensorSpec((4, 3, 3, 3), "channels last"),
+    TensorSpec((11,)),
+    TensorSpec(()),
+)
 
 
-class Mistaken(trial.Training):
-    """Plain torch in the place of Triton, with a mistake."""
+class Mistaken(selftest.Training):
+    """Eager PyTorch in the place of Triton, with a mistake."""
 
     made = 0
 
-    def __init__(self, data: trial.Data, backend: str, **keywords: Any):
+    def __init__(self, data: selftest.Data, backend: str, **keywords: Any):
         """Remember which of the runs it is."""
         self.is_ours = backend == "triton"
         type(self).made += self.is_ours
@@ -36,7 +43,7 @@ class Mistaken(trial.Training):
 
     def step(self, grads: Any, scale: float = 1.0) -> None:
         """Step, and make the mistake."""
-        before = self.held()
+        before = self.snapshot()
         super().step(grads, scale)
         if self.is_ours:
             self.err(before)
@@ -70,7 +77,7 @@ class Forgetful(Mistaken):
     def err(self, before: list[dict[str, Tensor]]) -> None:
         """In the vector."""
         state = self.optimizer.state[self.params[3]]
-        if int(state["step"]) == trial.STEPS:  # too late to show in X
+        if int(state["step"]) == selftest.STEPS:  # too late to show in X
             state["full"].mul_(1.01)
 
 
@@ -108,14 +115,16 @@ class Broken(Mistaken):
         raise RuntimeError("ptxas: out of registers\nand much more")
 
 
-def findings(patch: pytest.MonkeyPatch, kind: type[trial.Training], sort: Sort, *cases: Case) -> list[str]:
-    patch.setattr(trial, "Training", kind)
-    return [str(found) for found in trial.examine(CPU, sort, SMALL, cases or CASES)]
+def findings(
+    patch: pytest.MonkeyPatch, kind: type[selftest.Training], variant: Variant, *settings: Setting
+) -> list[str]:
+    patch.setattr(selftest, "Training", kind)
+    return [str(found) for found in selftest.examine(Adafactor, CPU, variant, SMALL, settings or SETTINGS)]
 
 
-@pytest.mark.parametrize("sort", SORTS, ids=str)
-def test_nothing_is_found_where_nothing_is_wrong(sort: Sort, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert findings(monkeypatch, Mistaken, sort) == []
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_nothing_is_found_where_nothing_is_wrong(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings(monkeypatch, Mistaken, variant) == []
 
 
 @pytest.mark.parametrize(
@@ -129,18 +138,39 @@ def test_nothing_is_found_where_nothing_is_wrong(sort: Sort, monkeypatch: pytest
         (Broken, "float32, default: RuntimeError: ptxas: out of registers"),
     ],
 )
-def test_a_mistake_is_found(kind: type[trial.Training], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = findings(monkeypatch, kind, Sort(), Case("default"))
+def test_a_mistake_is_found(kind: type[selftest.Training], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings(monkeypatch, kind, Variant(), Setting("default"))
     assert found and found[0].startswith(said), found
 
 
+def examine(patch: pytest.MonkeyPatch, kind: type[selftest.Training], setting: Setting) -> selftest.Finding:
+    patch.setattr(selftest, "Training", kind)
+    return selftest.examine(Adafactor, CPU, Variant(), SMALL, [setting])[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor", "details"),
+    [
+        (Shifted, "6×5 transposed", r"X\[1, 1\] is -?[\d.]+, not -?[\d.]+; computed in the last pass"),
+        (OneBit, "9×7", r"row\[0\] is [\d.]+, not [\d.]+; computed in the first pass"),
+        (Forgetful, "11", r"full\[0\] is [\d.e-]+, not [\d.e-]+; computed in the last pass"),
+        (Broken, "", r"(?s)Traceback.*raise RuntimeError\(.*ptxas: out of registers\nand much more"),
+    ],
+)
+def test_a_finding_says_what_it_takes_to_mend_it_from_afar(
+    kind: type[selftest.Training], tensor: str, details: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = examine(monkeypatch, kind, Setting("default"))
+    assert finding.tensor == tensor and re.fullmatch(details, finding.details), finding.details
+
+
 def test_a_bad_gradient_that_moves_a_statistic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = findings(monkeypatch, Careless, Sort(), CASES[-1])
+    found = findings(monkeypatch, Careless, Variant(), SETTINGS[-1])
     assert found and found[0] == "float32, gradients with NaN and infinity: 9×7: row changed", found
 
 
-@pytest.mark.parametrize("sort", [Sort(BF16, BF16), Sort(FP16, FP16, "update", "stochastic")], ids=str)
-def test_sixteen_bits_may_be_rounded_either_way_but_seldom(sort: Sort, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variant", [Variant(BF16, BF16), Variant(FP16, FP16, "update", "stochastic")], ids=str)
+def test_sixteen_bits_may_be_rounded_either_way_but_seldom(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     class Border(Mistaken):
         """Some elements are rounded to the other side in one step."""
 
@@ -150,23 +180,23 @@ def test_sixteen_bits_may_be_rounded_either_way_but_seldom(sort: Sort, monkeypat
             """In the first tensor."""
             if int(self.optimizer.state[self.params[0]]["step"]) == 3:
                 flat = self.params[0].data.view(-1)
-                flat[: self.some] = torch.nextafter(flat[: self.some], torch.tensor(float("inf"), dtype=sort.x))
+                flat[: self.some] = torch.nextafter(flat[: self.some], torch.tensor(float("inf"), dtype=variant.x))
 
-    assert findings(monkeypatch, Border, sort, Case("default")) == []
+    assert findings(monkeypatch, Border, variant, Setting("default")) == []
     Border.some = 20
-    assert findings(monkeypatch, Border, sort, Case("default"))
+    assert findings(monkeypatch, Border, variant, Setting("default"))
 
 
 class Graphs:
     """Stands in for torch.cuda: what is stepped while it captures does not happen, and happens with every replay."""
 
     def __init__(self, patch: pytest.MonkeyPatch, forgets: str = ""):
-        """Take the place of what the trial uses; what the graph `forgets` stays as it was when captured."""
+        """Take the place of what the self-test uses; what the graph `forgets` stays as it was when captured."""
         self.trainings: list[Any] = []
         graphs, self.replays = self, 0
 
         class Noted(Mistaken):
-            def __init__(self, data: trial.Data, backend: str, **keywords: Any):
+            def __init__(self, data: selftest.Data, backend: str, **keywords: Any):
                 super().__init__(data, backend, **keywords)
                 graphs.trainings.append(self)
 
@@ -181,7 +211,7 @@ class Graphs:
         @contextmanager
         def capture(graph: Graph, capture_error_mode: str) -> Iterator[None]:
             ours = graphs.trainings[0]
-            before = ours.held()
+            before = ours.snapshot()
             yield
             for p, was in zip(ours.params, before, strict=True):
                 p.copy_(was.pop("X"))
@@ -198,7 +228,7 @@ class Graphs:
             "graph": capture,
         }.items():
             patch.setattr(torch.cuda, name, value)
-        patch.setattr(trial, "Training", Noted)
+        patch.setattr(selftest, "Training", Noted)
 
 
 @pytest.mark.parametrize(("forgets", "right"), [("", True), ("lr", False)])
@@ -207,23 +237,25 @@ def test_a_replay_is_compared_with_steps_that_are_not_captured(
 ) -> None:
     graphs = Graphs(monkeypatch, forgets)
     with torch.no_grad():
-        found = list(trial._replayed(trial.Data.make(CPU, Sort(), SMALL)))
-    assert graphs.replays == trial.STEPS
-    assert (found == []) is right and (right or "X changed when replayed" in found[0]), found
+        found = list(selftest._replay(selftest.Data(Adafactor, CPU, Variant(), SMALL)))
+    assert graphs.replays == selftest.STEPS
+    assert (found == []) is right and (right or "X changed when replayed" in found[0].what), found
 
 
 def test_the_battery_has_every_dtype_shape_and_setting_of_the_backend() -> None:
-    assert {sort.x for sort in SORTS} == {BF16, FP16, FP32, FP64} and any(sort.x != sort.g for sort in SORTS)
-    assert {sort.rounding for sort in SORTS} == {"nearest", "stochastic", "kahan"}
-    assert {sort.momentum_of for sort in SORTS} == {None, "update", "gradient"}
-    assert len({str(sort) for sort in SORTS}) == len(SORTS), "answers are kept by name"
-    assert {len(form.shape) for form in FORMS} == {0, 1, 2, 3, 4}
-    assert {form.storage for form in FORMS} == {"", "transposed", "channels last"}
-    longest = [form.shape[-1] for form in FORMS if len(form.shape) == 2]
+    assert {variant.x for variant in VARIANTS} == {BF16, FP16, FP32, FP64} and any(
+        variant.x != variant.g for variant in VARIANTS
+    )
+    assert {variant.rounding for variant in VARIANTS} == {"nearest", "stochastic", "kahan"}
+    assert {variant.momentum_of for variant in VARIANTS} == {None, "update", "gradient"}
+    assert len({str(variant) for variant in VARIANTS}) == len(VARIANTS), "answers are kept by name"
+    assert {len(spec.shape) for spec in TENSORS} == {0, 1, 2, 3, 4}
+    assert {spec.storage for spec in TENSORS} == {"", "transposed", "channels last"}
+    longest = [spec.shape[-1] for spec in TENSORS if len(spec.shape) == 2]
     assert any(4096 < m <= 8192 or 8192 < m <= 16384 for m in longest) and max(longest) > 16384
     keywords: dict[str, set[Any]] = {}
-    for case in CASES:
-        for name, value in case.keywords.items():
+    for setting in SETTINGS:
+        for name, value in setting.keywords.items():
             keywords.setdefault(name, set()).add(value)
     assert keywords["factored"] == {"row", "column", False} and keywords["clip"] == {None}
     assert keywords["relative"] == {False} and keywords["maximize"] == {True} and keywords["weight_decay"]
@@ -231,21 +263,23 @@ def test_the_battery_has_every_dtype_shape_and_setting_of_the_backend() -> None:
 
 def test_no_random_number_of_torchs_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
-    findings(monkeypatch, Mistaken, Sort(BF16, BF16, None, "stochastic"), CASES[0])
+    findings(monkeypatch, Mistaken, Variant(BF16, BF16, None, "stochastic"), SETTINGS[0])
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_card_that_cannot_capture_graphs_is_used_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: trial.Data) -> list[str]:
+    def fail(data: selftest.Data) -> list[selftest.Difference]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(trial, "HAS_GRAPHS", ("cpu",))
-    monkeypatch.setattr(trial, "_replayed", fail)
-    monkeypatch.setattr(trial, "Training", Mistaken)
-    found = trial.examine(CPU, Sort(), SMALL, CASES[:1])
+    monkeypatch.setattr(selftest, "HAS_GRAPHS", ("cpu",))
+    monkeypatch.setattr(selftest, "_replay", fail)
+    monkeypatch.setattr(selftest, "Training", Mistaken)
+    found = selftest.examine(Adafactor, CPU, Variant(), SMALL, SETTINGS[:1])
     assert [str(finding) for finding in found] == [
         "float32, captured in a graph: RuntimeError: operation not permitted when stream is capturing"
     ]
-    assert verdict.sum_up(found) is None, "whoever captures is told by an exception"
-    monkeypatch.setattr(trial, "_replayed", lambda data: ["9×7: X changed when replayed"])
-    assert verdict.sum_up(trial.examine(CPU, Sort(), SMALL, CASES[:1])), "but not of wrong numbers"
+    assert selftest_cache.sum_up(found) is None, "whoever captures gets an exception"
+    monkeypatch.setattr(selftest, "_replay", lambda data: [selftest.Difference(SMALL[0], "X changed when replayed")])
+    assert selftest_cache.sum_up(selftest.examine(Adafactor, CPU, Variant(), SMALL, SETTINGS[:1])), (
+        "but not for wrong numbers"
+    )

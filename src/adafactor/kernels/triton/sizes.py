@@ -1,0 +1,79 @@
+"""How tensors are divided among programs: a function of a tensor's own shape, dtypes and momentum, of nothing else.
+
+So the order of its sums does not depend on which other tensors step beside it. Within a program the compiler chooses
+the order: the bits are the same on the same kind of card with the same Triton.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+HELD = 8192  # elements of G that a program of 8 warps keeps in registers, of float32 and without momentum
+LINE, LINES = 512, 32  # elements of a line, and lines of a tile of the last pass
+NARROW = 256  # columns: up to so many, a line of a tile consists of several rows
+LEAST, SHORT = (
+    8,
+    128,
+)  # columns that a program of the first pass holds, if only to ignore some; up to these in one chunk
+UNFACTORED_UNIT = 64  # lines
+BLOCK = 64  # columns that a program of `fold` adds up
+UNITS = 512  # at most, of a matrix
+PARTIAL_SUMS = 2**23  # at most, in a vector of column sums of all units of a matrix
+MEASURED = 64  # tiles that a program measures
+CHECKED = 4, 16  # tiles of a tensor are checked, at least so many, and one of so many
+TERMS = 2048  # numbers that a program adds up at once
+ALIGNMENT = 16  # bytes that a thread loads at once
+
+
+class Tiling(NamedTuple):
+    """How a unit of the first pass holds rows: `rows` of them at a time, each in `chunks` pieces of `chunk` columns."""
+
+    rows: int
+    chunk: int
+    chunks: int  # 0: no program can hold a row, so that G is read twice
+    warps: int
+
+
+def held(double: bool, of_gradient: bool) -> int:
+    """Return the elements that a program of 8 warps holds: G and, for the momentum of gradients, its average.
+
+    A double takes two registers, and arithmetic with it some more.
+    """
+    return HELD >> 2 * double >> of_gradient
+
+
+@lru_cache(maxsize=4096)
+def tiling(m: int, itemsize: int, held: int) -> Tiling:
+    """Return how rows of m elements of this size are held.
+
+    As many as fit, in chunks of as many elements as all threads load at once: so a thread has elements of one row, and
+    at most a fifth of what it has is beyond the row's end. Of short rows a thread has several, and fewer elements.
+    """
+    if m > 2 * held:
+        return Tiling(4, held // 8, 0, 8)
+    size = max(1 << (m - 1).bit_length(), LEAST)
+    if m <= SHORT:
+        return Tiling(held // 2 // size, size, 1, 8)
+    room, warps = held << (m > held), 16 if m > held else 8
+    chunk = size // max(room // (128 * warps), 1)
+    return Tiling(room // size, chunk, -(-m // chunk), warps)
+
+
+@lru_cache(maxsize=4096)
+def unit_rows(n: int, m: int, itemsize: int, rows: int) -> int:
+    """Return the rows of a unit of an n × m matrix, where a program holds so many at a time."""
+    unit = max(64 // itemsize, 8, rows)
+    while -(-n // unit) > max(1, min(UNITS, PARTIAL_SUMS // m)):
+        unit *= 2
+    return unit
+
+
+def tile_shape(m: int) -> tuple[int, int]:
+    """Return the rows and columns of a tile of the last pass."""
+    return (LINES * (LINE // m), m) if m <= NARROW else (LINES, LINE)
+
+
+def checked(tiles: int) -> range:
+    """Return which of a tensor's tiles are checked before a step relies on ΣX²; its heaviest one is, too."""
+    return range(0, tiles, max(1, min(CHECKED[1], tiles // CHECKED[0])))
