@@ -376,7 +376,8 @@ def test_a_step_on_a_device_holds_as_much_as_the_plan_says(key: str) -> None:
         for p in model.parameters():
             assert p.numel() > BLOCK_DEVICE
             p.grad = torch.ones_like(p)
-        optimizer = Adafactor(model.parameters(), backend="eager", **OURS[key])
+        # without weight decay, bfloat16 with the nearest rounding takes half as much
+        optimizer = Adafactor(model.parameters(), backend="eager", weight_decay=0.01, **OURS[key])
         optimizer.step()
         with Live() as live:
             optimizer.step()
