@@ -80,6 +80,7 @@ class Count:
 
     kinds: int  # of tensors: dtypes, aligned or not
     chunks: int
+    first_passes: int  # launches of it: for each chunk as many as there are ways to hold rows
     first_step: int  # launches
     step: int
     uploads: int  # of a step whose gradients have moved
@@ -131,6 +132,7 @@ def count(model: Model) -> Count:
     return Count(
         len(works),
         sum(len(table.chunks) for table in tables),
+        sum(len(chunk.units) for table in tables for chunk in table.chunks),
         launches[0],
         launches[2],
         uploads[3] - uploads[2],

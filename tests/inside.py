@@ -93,7 +93,7 @@ def forget_walk_orders() -> None:
 
 def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let so many elements be worth a thread's while; `conftest.small_units` is this with the cleaning up."""
-    patch.setattr(memory_order, "UNIT", size)
+    patch.setattr(memory_order, "CHUNK", size)
     forget_walk_orders()
 
 
@@ -102,7 +102,6 @@ def forget_loaded_parts() -> None:
     from adafactor.kernels.cpu import native
 
     native.ready.cache_clear()
-    native.parts.parts_of.cache_clear()
 
 
 def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:

@@ -18,7 +18,7 @@ import warnings
 import numpy as np
 
 from adafactor.kernels.cpu.native import compiling, machine_code
-from adafactor.kernels.cpu.native.elements import array_at
+from adafactor.kernels.cpu.native.intrinsics import array_at
 
 
 def answer(address: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 import adafactor
 from adafactor import Adafactor
 from adafactor.core import rounding
+from adafactor.kernels.triton import executor
 from adafactor.kernels.triton.elements import narrow, random_words, stochastic
 from tests.interpreted.guarded import random_steps, starts, train
 
@@ -110,15 +111,40 @@ def test_after_saving_and_loading_the_bits_are_the_same(dtype: torch.dtype) -> N
     assert all(torch.equal(a, b) for a, b in zip(straight, params, strict=True))
 
 
-def test_a_gradient_at_an_odd_address_is_as_good() -> None:
-    ends = []
-    for shift in (0, 1):
-        p = starts([(32, 64)])[0].requires_grad_()
-        optimizer = Adafactor([p], backend="triton")
-        for step in random_steps([p], 3):
-            assert step[0] is not None
-            memory = torch.empty(p.numel() + shift)
-            p.grad = memory[shift:].view(p.shape).copy_(step[0])
+def shifted(t: Tensor, by: int) -> Tensor:
+    """A copy that begins so many elements after a multiple of 64 bytes."""
+    memory = torch.empty(t.numel() + 32, dtype=t.dtype)
+    first = -memory.data_ptr() % 64 // t.element_size() + by
+    return memory[first : first + t.numel()].view(t.shape).copy_(t)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9, "momentum_of": "gradient"}], ids=str)
+def test_a_gradient_at_an_odd_address_is_stepped_alone(
+    keywords: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as good a step, by kernels of its own; the tensors beside it keep theirs, and so their bits."""
+    variants: list[tuple[str, bool]] = []
+    run = executor.launch
+
+    def launch(kernel: object, programs: int, arguments: object, options: dict[str, object]) -> None:
+        variants.append((kernel.__name__, bool(options.get("ALIGNED"))))  # type: ignore[attr-defined]
+        run(kernel, programs, arguments, options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor, "launch", launch)
+    shapes, ends = [(32, 64), (48, 288), (64,), (8, 64)], []
+    for by in (0, 1):
+        params = [shifted(p, 0).requires_grad_() for p in starts(shapes)]
+        optimizer = Adafactor(params, backend="triton", **keywords)
+        for p in params:
+            optimizer.state[p] = {key: shifted(t, 0) for key, t in optimizer.state[p].items()}
+        for step in random_steps(params, 3):
+            for i, (p, g) in enumerate(zip(params, step, strict=True)):
+                assert g is not None
+                p.grad = shifted(g, by * (i == 1))
+            variants.clear()
             optimizer.step()
-        ends.append(p.detach())
-    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-8)
+        ends.append([p.detach() for p in params])
+        assert {name for name, aligned in variants if not aligned} == ({"first_pass", "last_pass"} if by else set())
+        assert {"first_pass", "last_pass"} <= {name for name, aligned in variants if aligned}
+    assert all(torch.equal(a, b) for i, (a, b) in enumerate(zip(*ends, strict=True)) if i != 1)
+    torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-6, atol=1e-8)

@@ -23,7 +23,7 @@ from torch import Tensor
 from adafactor import Adafactor
 from adafactor.core import equations
 from adafactor.kernels.cpu import native
-from adafactor.kernels.cpu.native import elements, factors
+from adafactor.kernels.cpu.native import factors, intrinsics
 from benchmarks.measure import extra_bytes
 from tests import inside
 
@@ -236,12 +236,12 @@ def test_numbers_are_rounded_to_16_bits_as_torch_rounds_them() -> None:
 
 @njit
 def _read(value: Any) -> Any:
-    return elements.widen(value, np.float32(0))
+    return intrinsics.widen(value, np.float32(0))
 
 
 @njit
 def _write(value: Any, like: Any) -> Any:
-    return elements.narrow(value, like)
+    return intrinsics.narrow(value, like)
 
 
 def test_a_step_reserves_vectors_only() -> None:

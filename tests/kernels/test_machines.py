@@ -143,7 +143,7 @@ USER = """
 import ctypes, numpy as np, numba
 from tests.faults import compile_one
 from adafactor.kernels.cpu.native import compiling
-from adafactor.kernels.cpu.native.elements import OPTIONS, array_at
+from adafactor.kernels.cpu.native.intrinsics import array_at
 def ours(address):
     values = array_at(address, 4, np.float64)
     values[0] = min(values[1], values[2]) + max(values[1], 3.0) + abs(values[3])

@@ -20,7 +20,7 @@ native = pytest.importorskip("adafactor.kernels.cpu.native", exc_type=ImportErro
 from adafactor.kernels import memory_order  # noqa: E402
 from adafactor.kernels.cpu import threads  # noqa: E402
 
-GEOMETRY = "B P S Q K xb xp xs gb gp gs rows cuts".split()
+GEOMETRY = "B P S Q K xb xp xs gb gp gs rows chunks".split()
 WIDTHS = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float64: torch.float64}
 
 
@@ -55,7 +55,7 @@ class Tensors:
     def _fill(self, i: int, fields: dict[str, float]) -> None:
         order, shape = self.orders[i], self.x[i].shape
         values: dict[str, Any] = dict(
-            zip(GEOMETRY, (*order.sizes, *order.strides, order.rows, order.cuts), strict=True)
+            zip(GEOMETRY, (*order.sizes, *order.strides, order.rows, order.chunks), strict=True)
         )
         values |= {name: getattr(self, name)[i].data_ptr() for name in ("x", "g", "m", "t", "full")}
         values |= {"row_state": self.row[i].data_ptr(), "col_state": self.col[i].data_ptr()}
@@ -69,10 +69,10 @@ class Tensors:
     def step(self) -> None:
         native.walk(self.jobs, self.kind, native.MOMENTS, native.END)
 
-    def step_in_parts(self, *cuts: int) -> None:
+    def step_in_parts(self, *starts: int) -> None:
         scratch = torch.empty(sum(order.scratch for order in self.orders), dtype=torch.float64)
         native.assign_scratch(self.jobs, scratch)
-        bounds = [native.MOMENTS, *cuts, native.END]
+        bounds = [native.MOMENTS, *starts, native.END]
         for first, last in zip(bounds, bounds[1:], strict=False):
             native.walk(self.jobs, self.kind, first, last, scratch=scratch)
 
@@ -101,13 +101,13 @@ def expected_x(case: Tensors, i: int = 0) -> Tensor:
 of_lines_and_tiles = pytest.mark.parametrize(
     "shape, q", [((300, 200), -1), ((301, 20, 3, 3), 1)], ids=["lines", "tiles"]
 )
-SHAPES = [(300, 200), (40, 30), (5000,), (16, 3, 5, 7), (600, 257), (1, 9), (7,)]
+SHAPES = [(600, 257), (300, 200), (5000,), (16, 3, 5, 7), (40, 30), (1, 9), (7,)]  # the largest first, as jobs come
 
 
 @pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Cut tensors of a test's size into several units, and have all threads share the larger ones."""
-    monkeypatch.setattr(memory_order, "UNIT", 1024)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Cut tensors of a test's size into several chunks, and have all threads share the larger ones."""
+    monkeypatch.setattr(memory_order, "CHUNK", 1024)
     monkeypatch.setattr(native, "SMALL", 20_000)
     memory_order.factored_order.cache_clear()
     memory_order.flat_order.cache_clear()
@@ -136,9 +136,9 @@ def test_a_step_is_the_papers(shape: tuple[int, ...], q: int) -> None:
 
 @pytest.mark.parametrize("momentum", [native.NONE, native.OF_UPDATE, native.OF_GRADIENT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_step_in_parts_is_the_whole_step_to_the_bit(small_units: None, momentum: int, dtype: torch.dtype) -> None:
+def test_a_step_in_parts_is_the_whole_step_to_the_bit(small_chunks: None, momentum: int, dtype: torch.dtype) -> None:
     ends = []
-    for cuts in (
+    for starts in (
         (),
         (native.FACTORS,),
         (native.FACTORS, native.CONCLUDE),
@@ -146,7 +146,7 @@ def test_a_step_in_parts_is_the_whole_step_to_the_bit(small_units: None, momentu
     ):
         case = Tensors(*SHAPES, dtype=dtype, momentum=momentum)
         for _ in range(3):
-            case.step_in_parts(*cuts) if cuts else case.step()
+            case.step_in_parts(*starts) if starts else case.step()
         ends.append(case.everything())
     assert all(same(ends[0], other) for other in ends[1:])
 
@@ -157,7 +157,7 @@ def test_a_part_of_a_step_needs_scratch() -> None:
         native.walk(case.jobs, case.kind, native.MOMENTS, native.FACTORS)
 
 
-def test_of_a_job_that_is_not_present_nothing_changes(small_units: None) -> None:
+def test_of_a_job_that_is_not_present_nothing_changes(small_chunks: None) -> None:
     case, alone = Tensors(*SHAPES), Tensors(*SHAPES)
     case.jobs["present"][1::2] = 0
     before, jobs = case.everything(), case.jobs.copy()
@@ -207,20 +207,20 @@ def test_factors_may_lie_in_any_order_in_the_state() -> None:
 
 
 @of_lines_and_tiles
-def test_the_carried_sum_is_the_one_that_is_measured(small_units: None, shape: tuple[int, ...], q: int) -> None:
+def test_the_carried_sum_is_the_one_that_is_measured(small_chunks: None, shape: tuple[int, ...], q: int) -> None:
     carried, read = Tensors(shape, q=q), Tensors(shape, q=q)
     for i in range(5):
         read.jobs["x2_after"] = np.nan
         carried.step()
         read.step()
         assert (carried.jobs["reads_x2"][0], read.jobs["reads_x2"][0]) == (i == 0, 1)
-        assert carried.jobs["x2"][0] == read.jobs["x2"][0] and not carried.jobs["repairs"][0]
+        assert carried.jobs["x2"][0] == read.jobs["x2"][0] and not carried.jobs["needs_correction"][0]
     assert same(carried.everything(), read.everything())
 
 
 @of_lines_and_tiles
 def test_an_edit_of_the_heaviest_lines_is_noticed_before_the_step(
-    small_units: None, shape: tuple[int, ...], q: int
+    small_chunks: None, shape: tuple[int, ...], q: int
 ) -> None:
     case = Tensors(shape, q=q)
     case.step()
@@ -229,7 +229,7 @@ def test_an_edit_of_the_heaviest_lines_is_noticed_before_the_step(
     case.x[0][line] *= 1e-6
     expected = expected_x(case)
     case.step()
-    assert case.jobs["reads_x2"][0] and not case.jobs["repairs"][0] and not case.jobs["x2_confirmed"][0]
+    assert case.jobs["reads_x2"][0] and not case.jobs["needs_correction"][0] and not case.jobs["x2_confirmed"][0]
     torch.testing.assert_close(case.x[0].double(), expected, rtol=0, atol=1e-6)
     case.step()  # measures once more, and finds what it carried
     assert case.jobs["reads_x2"][0] and case.jobs["x2_confirmed"][0]
@@ -240,8 +240,8 @@ def test_an_edit_of_the_heaviest_lines_is_noticed_before_the_step(
 @pytest.mark.parametrize("momentum", [native.NONE, native.OF_UPDATE])
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 100.0])
 @of_lines_and_tiles
-def test_an_edit_elsewhere_is_repaired(
-    small_units: None, shape: tuple[int, ...], q: int, factor: float, momentum: int, thread_count: None
+def test_an_edit_elsewhere_is_corrected(
+    small_chunks: None, shape: tuple[int, ...], q: int, factor: float, momentum: int, thread_count: None
 ) -> None:
     ends = []
     for count in (1, 2):
@@ -259,7 +259,7 @@ def test_an_edit_elsewhere_is_repaired(
         right.jobs["x2_after"] = np.nan
         case.step()
         right.step()
-        assert case.jobs["repairs"][0] and not case.jobs["reads_x2"][0] and right.jobs["reads_x2"][0]
+        assert case.jobs["needs_correction"][0] and not case.jobs["reads_x2"][0] and right.jobs["reads_x2"][0]
         assert case.jobs["steps"][0] == 3 and np.isnan(case.jobs["x2_after"][0])
         assert case.jobs["x2"][0] == right.jobs["x2"][0] and case.jobs["scale"][0] == right.jobs["scale"][0]
         torch.testing.assert_close(case.x[0], right.x[0], rtol=1e-6, atol=1e-6 * right.jobs["alpha"][0] + 1e-8)
@@ -328,20 +328,28 @@ def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_bits_do_not_depend_on_the_threads(
-    small_units: None, team: None, thread_count: None, dtype: torch.dtype
+    small_chunks: None, team: None, thread_count: None, dtype: torch.dtype
 ) -> None:
     ends = []
     for count in (1, 2, 5):
         torch.set_num_threads(count)
-        case = Tensors(*SHAPES * 3, dtype=dtype, momentum=native.OF_UPDATE)
+        case = Tensors(*(shape for shape in SHAPES for _ in range(3)), dtype=dtype, momentum=native.OF_UPDATE)
         for _ in range(5):
             case.step()
         ends.append(case.everything())
     assert all(same(ends[0], other) for other in ends[1:])
 
 
+def test_jobs_that_do_not_come_with_the_largest_first_take_the_same_steps(small_chunks: None) -> None:
+    sorted_, reversed_ = Tensors(*SHAPES), Tensors(*SHAPES)
+    reversed_.jobs = reversed_.jobs[::-1].copy()
+    for case in (sorted_, reversed_, sorted_, reversed_):
+        case.step()
+    assert same(sorted_.everything(), reversed_.everything())
+
+
 def test_fewer_threads_may_come_than_were_asked_for(
-    small_units: None, thread_count: None, monkeypatch: pytest.MonkeyPatch
+    small_chunks: None, thread_count: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(4)
     case, alone = Tensors(*SHAPES), Tensors(*SHAPES)
@@ -353,7 +361,7 @@ def test_fewer_threads_may_come_than_were_asked_for(
 
 
 def test_what_a_signal_handler_raises_while_threads_work_comes_after_the_step(
-    small_units: None, thread_count: None, monkeypatch: pytest.MonkeyPatch
+    small_chunks: None, thread_count: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stop(Exception):
         pass

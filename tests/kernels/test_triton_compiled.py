@@ -107,6 +107,6 @@ def test_the_last_pass_takes_few_instructions_an_element_and_no_barrier(kind: Ki
 def test_the_first_pass_takes_few_instructions_an_element(kind: Kind, width: int, most: float, card: str) -> None:
     """Instructions of a thread's loop for each element that is there: those beyond the end of a row count."""
     variant = Variant("first_pass", first_pass, kind, width)
-    used, rows = usage(variant, card), variant.options["ROWS"]
+    used, rows = usage(variant, card), variant.options(card)["ROWS"]
     assert max(map(len, loops(variant, card))) * used.threads / (rows * width) <= most
     assert used.programs * used.threads >= 512 and used.spilled == 0

@@ -23,17 +23,20 @@ ALL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
 @ALL
-def test_a_step_takes_at_most_six_launches_a_kind_and_two_for_each_further_chunk(model: Model) -> None:
+def test_a_step_takes_three_launches_a_kind_one_a_chunk_and_one_for_each_way_to_hold_rows(model: Model) -> None:
     found = count(model)
-    assert found.first_step == found.step <= 6 * found.kinds + 2 * (found.chunks - found.kinds)
+    assert found.first_step == found.step == 3 * found.kinds + found.chunks + found.first_passes
+    assert found.first_passes <= 9 * found.kinds + found.chunks
 
 
 def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors() -> None:
     few, many = (Model("many", ((64, 48), (48,)) * number, torch.float32) for number in (2, 200))
-    assert count(few).step == count(many).step == 5
+    assert count(few).step == count(many).step == 6
 
 
-def test_long_rows_take_one_launch_more_and_a_small_scratch_two_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_rows_take_one_launch_more_and_a_small_scratch_two_for_each_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     both = Model("both", ((64, 512), (32, 16384)), torch.float32)
     assert (count(both).step, count(both).chunks) == (6, 1)
     monkeypatch.setattr(works, "LEAST_SCRATCH", 1)
@@ -50,8 +53,8 @@ def test_nothing_is_uploaded_while_the_gradients_stay_and_one_table_a_kind_when_
 def test_the_bytes_stay_near_the_floor(model: Model) -> None:
     each = count(model).bytes / model.parameters
     most = {torch.float32: 17.5, torch.bfloat16: 9.0}[model.dtype]
-    # most tensors of these are small, and of a small one all of X is checked
-    most += {"ResNet-50, channels last": 0.2, "LoRA of rank 16 on Llama 7B": 1.5}.get(model.title, 0.0)
+    # most tensors of these are small: all of X is checked, and R and C weigh as much as a part of it
+    most += {"ResNet-50, channels last": 0.3, "LoRA of rank 16 on Llama 7B": 2.7}.get(model.title, 0.0)
     assert FLOOR[model.dtype] < each <= most
 
 
@@ -69,13 +72,13 @@ def test_bytes_are_those_of_the_units_that_the_tables_hold() -> None:
             parameter = work.parameters[int(work.table.matrices[row[0], 0])]  # type: ignore[attr-defined]
             if parameter.x.dim() > 1:
                 units += 2 * 4 * parameter.x.shape[-1]
-    factors = 2 * 4 * (100 + 24 + 3 * 40)
+    factors = 3 * 4 * (100 + 24 + 3 * 40)
     longest = 4 * 24 * 20000  # no program holds such a row: it is read twice
-    assert sizes["first walk"] == 4 * matrices + longest + units + factors + 2 * 4 * 300
-    assert sizes["fold"] == units + 2 * 4 * (48 + 20000 + 3 * 64)
+    assert sizes["first pass"] == 4 * matrices + longest + units + factors + 2 * 4 * 300
+    assert sizes["fold"] == units + 3 * 4 * (48 + 20000 + 3 * 64)
     assert sizes["measure"] == 4 * (matrices + 300)
-    whole, pieces = (100 * 48 + 3 * 40 * 64 + 300) * 4, 40  # of 24 × 20000: every tenth and the heaviest
-    assert sizes["check"] == whole + 4 * 24 * 20000 * 5 // pieces
+    whole, tiles = (100 * 48 + 3 * 40 * 64 + 300) * 4, 40  # of 24 × 20000: every tenth and the heaviest
+    assert sizes["begin step"] == whole + 4 * 24 * 20000 * 5 // tiles
 
 
 def test_fused_adamw_is_cut_as_atens_header_says() -> None:

@@ -56,12 +56,11 @@ class Variant:
     width: int | None = None  # columns, of the first pass; None: unfactored
     raw: bool = False  # of the first pass of a shard
 
-    @property
-    def options(self) -> dict[str, Any]:
+    def options(self, target: str) -> dict[str, Any]:
         """What it is launched with."""
         if self.kernel is first_pass:
             how = None if self.width is None else tiling(self.width, self.kind.g.itemsize, self.kind.held)
-            return self.kind.first_pass(how, self.raw)
+            return self.kind.first_pass(how, self.raw, SHARED[target] * 1024)
         if self.kernel in (begin_step, measure):
             return self.kind.measure()
         if self.kernel in (last_pass, norms, fold):
@@ -119,7 +118,7 @@ def variants(of: list[Kind]) -> list[Variant]:
             Variant("conclude", conclude, kind),
         ):
             alone = "" if variant.kernel in (totals, conclude) else variant.stat
-            found.setdefault((variant.kernel, repr(variant.options) + alone), variant)
+            found.setdefault((variant.kernel, repr(variant.options("sm_80")) + alone), variant)
     return list(found.values())
 
 
@@ -128,7 +127,7 @@ _kept: dict[tuple[Any, str, str], Any] = {}
 
 def compiled(variant: Variant, target: str) -> Any:
     """Compile a variant."""
-    return compiled_with(variant.kernel, variant.options, target, variant.stat)
+    return compiled_with(variant.kernel, variant.options(target), target, variant.stat)
 
 
 def compiled_with(kernel: Any, options: dict[str, Any], target: str, stat: str) -> Any:

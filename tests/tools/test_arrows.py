@@ -1,4 +1,4 @@
-"""Who may import whom: what stands round the optimizer imports the core, and never the other way round.
+"""Who may import whom: arrows point down, whatever kind of import they are.
 
 And how nobody may read a checkpoint.
 """
@@ -8,23 +8,44 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
+from typing import TypeGuard
 
 ROOT = Path(__file__).parents[2]
-AROUND = ("diagnostics", "migration", "planning")  # each a package that the core can do without
+HOME = ROOT / "src" / "adafactor"
 SCRIPTS = ("benchmarks", "studies", "lab", "examples")  # not in the wheel
-FACE = ("__init__.py", "cli.py", "traffic.py")  # load the others when they are asked for
+# From the bottom to the top: what is in a layer imports its own package and lower layers, and nothing beside it.
+LAYERS = (
+    ("core",),
+    ("algorithm",),
+    ("kernels", "distributed"),
+    ("check",),
+    ("optimizer", "schedules"),
+    ("backward",),
+    ("trainers", "record", "equations"),
+    ("diagnostics", "migration", "planning"),
+    ("traffic",),
+    ("__init__",),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(LAYERS) for room in rooms}
+ASKED_FOR = ("diagnostics", "migration", "planning", "trainers")  # `__init__` loads these when they are asked for
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The full names of all that a file imports, also inside functions."""
+    """The full names of all that a file imports: also inside functions, for types only, and by `import_module`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: imports are absolute"
             yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (part.value.rstrip(".") for part in ast.walk(node.args[0]) if _is_text(part))
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def python(*folders: str) -> list[Path]:
@@ -35,20 +56,36 @@ def within(name: str, package: str) -> bool:
     return f"{name}.".startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("package", AROUND)
-def test_each_package_round_the_optimizer_is_imported_by_itself_alone(package: str) -> None:
-    home = ROOT / "src" / "adafactor"
-    for path in python("src"):
-        if path.is_relative_to(home / package) or (path.parent == home and path.name in FACE):
-            continue
-        assert not [name for name in imported(path) if within(name, f"adafactor.{package}")], path
+def room_of(name: str) -> str | None:
+    """The module or package of the first floor that a full name belongs to; None: it is not ours."""
+    if not within(name, "adafactor"):
+        return None
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FLOOR else "__init__"
 
 
-def test_neither_the_kernels_nor_their_self_test_import_the_optimizer() -> None:
-    for path in python("src/adafactor/core", "src/adafactor/kernels", "src/adafactor/check"):
-        names = [name for name in imported(path) if within(name, "adafactor.optimizer") or name.count(".") == 0]
-        assert not [name for name in names if name.startswith("adafactor")], path
-        assert "adafactor.Adafactor" not in imported(path), path
+def test_every_import_points_down() -> None:
+    for path in python("src/adafactor"):
+        own = path.relative_to(HOME).parts[0].removesuffix(".py")
+        for name in imported(path):
+            other = room_of(name)
+            if other in (None, own) or (own == "__init__" and other in ASKED_FOR):
+                continue
+            assert FLOOR[other] < FLOOR[own], f"{path}: {name} is beside or above it"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    modules = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in python("src/adafactor")}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+
+    def targets(name: str) -> set[str]:
+        homes = [[m for m in modules if within(full, m)] for full in imported(modules[name])]
+        return {max(home, key=len) for home in homes if home} - {name}
+
+    arrows = {name: targets(name) for name in modules if name != "adafactor"}
+    while leaves := {name for name, others in arrows.items() if not others & arrows.keys()}:
+        arrows = {name: others for name, others in arrows.items() if name not in leaves}
+    assert not arrows, sorted(arrows)
 
 
 def test_only_tests_import_tests_and_the_package_imports_no_script() -> None:

@@ -127,7 +127,7 @@ def test_the_compiled_step_lays_out_as_many_vectors_as_the_plan_says(shape: tupl
     jobs = inside.job_of(optimizer, p).reshape(1)
     scratch = np.zeros(2 * compiled_vectors(Shard(shape, shape)) // 8 + 8)
     native.assign_scratch(jobs, scratch)
-    end = int(jobs["units"][0]) + 8 * memory_order.RESULTS * int(jobs["B"][0] * jobs["cuts"][0])
+    end = int(jobs["results"][0]) + 8 * memory_order.RESULTS * int(jobs["B"][0] * jobs["chunks"][0])
     assert end - scratch.ctypes.data == compiled_vectors(Shard(shape, shape))
 
 

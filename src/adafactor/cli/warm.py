@@ -40,9 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         started = time.perf_counter()
         _step(dtype, momentum, rounding, shapes)
         print(f"{dtype}, momentum {momentum}, rounding {rounding}: {time.perf_counter() - started:.1f} s", flush=True)
-    from adafactor.kernels.cpu.native import control, machine_code
+    from adafactor.kernels.cpu.native import machine_code
 
-    _ = control().hand_out  # for sharded parameters
     files = machine_code.kept()
     if not files:
         print("Nothing could be kept: the warning says why.")

@@ -15,9 +15,9 @@ import torch
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import Factored
 
-UNIT = 2**15  # elements: the smallest piece of work for a thread (measured: below it the hand-over costs more)
+CHUNK = 2**15  # elements: the least that a thread takes (measured: below it the hand-over costs more)
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
-RESULTS = 4  # numbers that a unit leaves for the end of a phase
+RESULTS = 4  # numbers that a chunk leaves for the end of a phase
 STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # the types that there are loops for
 
 Sizes = tuple[int, ...]
@@ -28,26 +28,21 @@ class MemoryOrder:
     """How a tensor is walked.
 
     Its axes are, in the order of memory, B × P × S × Q × K: P and Q are the two factored axes, P the outer one, and B,
-    S, K are the other axes before, between and after them. A tensor whose second moment is kept whole is all P.
+    S, K are the other axes before, between and after them. An unfactored tensor is all P.
     """
 
     sizes: tuple[int, int, int, int, int]  # B, P, S, Q, K
     strides: tuple[int, int, int, int, int, int]  # of X along B, P, S, and of G
-    rows: int  # P's per unit
-    cuts: int  # units per B
+    rows: int  # P's per chunk
+    chunks: int  # per B
     groups: tuple[tuple[int, ...], ...]  # which axes are B, P, S and Q·K
-    order: tuple[int, ...] = ()  # the axes in the order of memory; () if the second moment is kept whole
+    order: tuple[int, ...] = ()  # the axes in the order of memory; () if unfactored
     axes: tuple[int, int] = (0, 0)  # which of them are P and Q
 
     @property
     def factored(self) -> bool:
         """Is the second moment factored?"""
         return bool(self.order)
-
-    @property
-    def units(self) -> int:
-        """The number of units."""
-        return self.sizes[0] * self.cuts
 
     @property
     def can_carry_x2(self) -> bool:
@@ -57,7 +52,7 @@ class MemoryOrder:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """The lengths of the scratch vectors."""
-        return scratch_lengths(self.sizes, self.cuts, self.factored)
+        return scratch_lengths(self.sizes, self.chunks, self.factored)
 
     @cached_property
     def scratch(self) -> int:
@@ -65,16 +60,16 @@ class MemoryOrder:
         return sum(self.lengths)
 
 
-def scratch_lengths(sizes: tuple[int, int, int, int, int], cuts: int, factored: bool) -> tuple[int, ...]:
+def scratch_lengths(sizes: tuple[int, int, int, int, int], chunks: int, factored: bool) -> tuple[int, ...]:
     """Compute the lengths of the vectors that a step needs besides the state, in doubles.
 
-    They are R and C, 1/√R and 1/√C, mean(R) of every slice, and for every unit sums and energies of its columns and
+    They are R and C, 1/√R and 1/√C, mean(R) of every slice, and for every chunk sums and energies of its columns and
     RESULTS. This function is compiled, too, so it keeps to numbers and tuples.
     """
     b, p, s, q, k = sizes
     batch = b * s * k if factored else 0
     row, col = p * batch, q * batch
-    return row, col, row, col, batch, col * cuts, col * cuts, RESULTS * b * cuts
+    return row, col, row, col, batch, col * chunks, col * chunks, RESULTS * b * chunks
 
 
 def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
@@ -114,7 +109,7 @@ def stored(x: torch.dtype, g: torch.dtype) -> bool:
 
 @lru_cache(maxsize=4096)
 def flat_order(shape: Sizes, x: Sizes, g: Sizes) -> MemoryOrder | str:
-    """Find the order for a tensor whose second moment is kept whole, given the strides of X and G: all but gaps."""
+    """Find the order for an unfactored tensor, given the strides of X and G: all but gaps."""
     long = [axis for axis in range(len(shape)) if shape[axis] > 1]
     if any(x[axis] != g[axis] for axis in long):
         return "its gradient has another order in memory"
@@ -124,14 +119,14 @@ def flat_order(shape: Sizes, x: Sizes, g: Sizes) -> MemoryOrder | str:
             return "it has gaps in memory and its second moment is kept whole"
         width *= shape[axis]
     size = prod(shape)
-    cuts = -(-size // UNIT)
+    chunks = -(-size // CHUNK)
     every = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
-    return MemoryOrder((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), UNIT, cuts, ((), every, (), ()))
+    return MemoryOrder((1, size, 1, 1, 1), (0, 1, 0, 0, 1, 0), CHUNK, chunks, ((), every, (), ()))
 
 
 @lru_cache(maxsize=4096)
 def factored_order(shape: Sizes, x: Sizes, g: Sizes, row: int, col: int) -> MemoryOrder | str:
-    """Find the order for a tensor whose second moment is factored, given the strides of X and G: that of memory."""
+    """Find the order for a factored tensor, given the strides of X and G: that of memory."""
     # an axis of length 1 may have any stride: it goes first
     order = tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -x[axis], axis)))
     first, second = sorted((order.index(row), order.index(col)))
@@ -146,10 +141,10 @@ def factored_order(shape: Sizes, x: Sizes, g: Sizes, row: int, col: int) -> Memo
         if along[0] is None or along[1] is None:
             return "its batch axes have gaps in memory"
         steps += [along[0], strides[order[first]], along[1]]
-    rows, cuts = _units(p, s * q * k)
+    rows, chunks = _chunks(p, s * q * k)
     xb, xp, xs, gb, gp, gs = steps
     groups, axes = (outer, order[first : first + 1], middle, order[second:]), (order[first], order[second])
-    return MemoryOrder((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, cuts, groups, order, axes)
+    return MemoryOrder((b, p, s, q, k), (xb, xp, xs, gb, gp, gs), rows, chunks, groups, order, axes)
 
 
 def _merge(shape: tuple[int, ...], strides: Sequence[int], axes: tuple[int, ...]) -> int | None:
@@ -161,13 +156,13 @@ def _merge(shape: tuple[int, ...], strides: Sequence[int], axes: tuple[int, ...]
     return strides[long[-1]] if long else 0
 
 
-def _units(p: int, line: int) -> tuple[int, int]:
-    """Choose the P's per unit and the units: enough for many threads, few enough that their column sums stay small.
+def _chunks(p: int, line: int) -> tuple[int, int]:
+    """Choose the P's per chunk and the chunks: enough for many threads, few enough that their column sums stay small.
 
-    Each unit has column sums of its own, so it should be many lines high: 64, or 512 from 16 units on (measured).
+    Each chunk has column sums of its own, so it should be many lines high: 64, or 512 from 16 chunks on (measured).
     """
     most = max(min(16, p // 64), min(32, p // 512), 1)
-    cuts = max(1, min(most, p * line // UNIT))
-    rows = -(-p // cuts)
+    chunks = max(1, min(most, p * line // CHUNK))
+    rows = -(-p // chunks)
     rows += -rows % 4
     return rows, -(-p // rows)

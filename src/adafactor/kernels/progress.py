@@ -1,4 +1,4 @@
-"""What takes long says on stderr how far it is: a line that changes and goes on a terminal, one line elsewhere."""
+"""Progress of what takes long, on stderr: on a terminal a line that changes and goes, elsewhere one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(what: str, after: float) -> Iterator[Callable[[str], None]]:
-    """Give what takes a text about what comes next; it is shown behind `what`.
+    """Yield a function that shows a text about what comes next, behind `what`.
 
-    Where stderr is no terminal only one text is shown: the first that comes after so many seconds.
+    Where stderr is no terminal, only one text is shown: the first that comes after so many seconds.
     """
     start, shown = time.monotonic(), 0
     terminal = sys.stderr is not None and sys.stderr.isatty()  # None: a program without a console

@@ -187,7 +187,7 @@ class Executor:
         for names, values in (
             (("B", "P", "S", "Q", "K"), order.sizes),
             (("xb", "xp", "xs", "gb", "gp", "gs"), order.strides),
-            (("rows", "cuts"), (order.rows, order.cuts)),
+            (("rows", "chunks"), (order.rows, order.chunks)),
             (("eps1", "eps2"), s.eps),
         ):
             for name, value in zip(names, values, strict=True):

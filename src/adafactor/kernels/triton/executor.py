@@ -26,6 +26,7 @@ TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: t
 MOMENTA = {"update": 1, "gradient": 2}
 ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 LEAST_SCRATCH = 64 * 2**20  # bytes
+SHARED_MEMORY = 164 * 2**10  # bytes of a multiprocessor of an A100
 SPARE = 4  # pinned tables for graphs that are captured one after the other, without a step in between
 
 
@@ -56,13 +57,15 @@ class Kind:
         """The same where 16 bytes cannot be read at once."""
         return replace(self, aligned=False)
 
-    def first_pass(self, how: Tiling | None, raw: bool = False) -> dict[str, Any]:
-        """Return what the first pass is compiled with.
+    def first_pass(self, how: Tiling | None, raw: bool = False, room: int = SHARED_MEMORY) -> dict[str, Any]:
+        """Return what the first pass is compiled with, where a multiprocessor has so much shared memory.
 
         Elements that are loaded one by one are not loaded ahead, as that takes an address for each; and half as many
-        are held by a thread, so that the longest rows are read twice.
+        are held by a thread, so that the longest rows are read twice. Others are loaded two tiles ahead, or one tile
+        where the memory would not do for 16 warps.
         """
         factored, how = how is not None, how or Tiling(8, 1, 1, 8)
+        ahead = 2 * (16 // how.warps) * how.rows * how.chunk * max(how.chunks, 1) * self.g.itemsize
         if not self.aligned:
             how = how._replace(warps=16, chunks=0 if how.chunk * how.chunks > self.held else how.chunks)
         return {
@@ -73,7 +76,7 @@ class Kind:
             "ROWS": how.rows,
             "CHUNK": how.chunk,
             "CHUNKS": how.chunks,
-            "STAGES": 3 if self.aligned else 1,
+            "STAGES": (3 if ahead < room - 2**13 else 2) if self.aligned else 1,
             "num_warps": how.warps,
             **_registers(128),
         }
@@ -145,6 +148,8 @@ class Executor:
         self._grads: list[Tensor] = []
         self._lasting = set(self.memory)
         self._any_ragged = self._changed = self._has_new = False
+        card = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
+        self._room: int = getattr(card, "shared_memory_per_multiprocessor", SHARED_MEMORY)
 
     # ---- the contract
 
@@ -252,7 +257,7 @@ class Executor:
         for kind, only_ragged in self._variants():
             for how, first, end in chunk.units:
                 place = {"first_unit": first, "only_ragged": only_ragged}
-                self._launch(first_pass, end - first, kind.first_pass(how, raw), **place)
+                self._launch(first_pass, end - first, kind.first_pass(how, raw, self._room), **place)
 
     def _variants(self) -> list[tuple[Kind, int]]:
         """The kind; and where some gradients are not aligned this time, its ragged like, which steps those alone."""

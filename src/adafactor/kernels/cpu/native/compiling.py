@@ -11,10 +11,9 @@ of its own, which ignores Python, and nothing in it may raise or allocate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -23,20 +22,41 @@ from numba.core import registry
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 
-from adafactor.kernels.cpu.native.elements import OPTIONS
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise RuntimeError("the compiled step needs Numba's compiler, which NUMBA_DISABLE_JIT=1 turns off")
 
-# Not all of this is in Numba's manual. A Numba that has changed it is one that we cannot use: plain torch steps then.
+# These are not in Numba's manual. A Numba that has changed them is one that we cannot use: plain torch steps then.
 NEEDED = {
-    JITCPUCodegen: ["_library_class", "create_library"],
-    JITCodeLibrary: ["_get_module_for_linking", "_raise_if_finalized", "_ensure_finalized", "add_linking_library",
-                     "add_ir_module", "enable_object_caching", "serialize_using_object_code"],
-}  # fmt: skip
+    JITCPUCodegen: ["_library_class"],
+    JITCodeLibrary: ["_optimize_functions", "_optimize_final_module", "_finalize_final_module"],
+}
 for _owner, _names in NEEDED.items():
     if _missing := [name for name in _names if not hasattr(_owner, name)]:
         raise RuntimeError(f"Numba {numba.__version__} is not known yet: {_owner.__name__} has no {_missing[0]}")
 
 # What the machine code may call: the system's, and what LLVM makes of loops that set or copy memory.
 OUTSIDE = {"sched_yield", "memset", "memcpy", "memmove"}
+
+# No entry points from Python or C, no memory to manage, no patterns to look for: each takes time to compile.
+OPTIONS: Any = {
+    "nogil": True, "error_model": "numpy",
+    "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True,
+}  # fmt: skip
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _compiled(fastmath: set[str]) -> Callable[[Function], Function]:
+    """Make a decorator for functions that only other compiled functions call."""
+    decorator: Callable[[Function], Function] = njit(fastmath=fastmath or False, **OPTIONS)
+    return decorator
+
+
+# Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
+# NaN, infinities and denormals keep their meaning.
+exactly = _compiled({"contract", "nsz"})
+summing = _compiled({"reassoc", "contract", "nsz"})
+as_written = _compiled(set())  # each operation is rounded on its own
 
 
 class Inner(JITCodeLibrary):
@@ -49,28 +69,16 @@ class Inner(JITCodeLibrary):
 
     def get_pointer_to_function(self, name: str) -> int:
         """Say that there is no machine code."""
-        self._ensure_finalized()
         return 0
 
     def _optimize_functions(self, module: Any) -> None:
         pass
 
-    def finalize(self) -> None:
-        """Link, and leave it at that."""
-        self._raise_if_finalized()
-        for library in dict.fromkeys(self._linking_libraries):
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
         self._finalized = True
-
-
-@contextmanager
-def _only_linked(codegen: Any) -> Iterator[None]:
-    """Have Numba make libraries of this kind. It asks for them with its compiler lock held, as we do."""
-    codegen._library_class = Inner
-    try:
-        yield
-    finally:
-        del codegen._library_class
 
 
 def machine_code(function: Callable[..., None], name: str, arguments: int) -> bytes:
@@ -78,9 +86,12 @@ def machine_code(function: Callable[..., None], name: str, arguments: int) -> by
     with global_compiler_lock:
         context = registry.cpu_target.target_context
         codegen, signature = context.codegen(), types.void(*[types.int64] * arguments)
-        with _only_linked(codegen):
-            dispatcher: Any = njit(**OPTIONS)(function)
+        dispatcher: Any = njit(**OPTIONS)(function)
+        codegen._library_class = Inner  # Numba asks for it with its compiler lock held, as we do
+        try:
             dispatcher.compile(signature)
+        finally:
+            del codegen._library_class
         compiled = dispatcher.overloads[signature.args]
         library = codegen.create_library(name)
         library.enable_object_caching()

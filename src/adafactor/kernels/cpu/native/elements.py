@@ -1,200 +1,26 @@
-"""Single numbers: how they are stored, how they are converted, and the ways in which a loop may be compiled."""
+"""Single numbers: the types in which they are stored, and the roundings that are not to nearest."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from operator import getitem
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
-from numba.extending import intrinsic, overload, register_jitable
-from numba.np.arrayobj import make_array, populate_array
+from numba import types
+from numba.extending import overload, register_jitable
 
-if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-    raise RuntimeError("the compiled step needs Numba's compiler, which NUMBA_DISABLE_JIT=1 turns off")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from adafactor.kernels.cpu.native.compiling import OPTIONS
+from adafactor.kernels.cpu.native.intrinsics import narrow
 
 
-# No entry points from Python or C, no memory to manage, no patterns to look for: each takes time to compile.
-INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
-OPTIONS: Any = {"nogil": True, "error_model": "numpy", **INNER}
-
-
-def _compiling(fastmath: set[str]) -> Callable[[Function], Function]:
-    """Make a decorator for functions that only other compiled functions call.
-
-    They need no entry points of their own, which would take a third of their compile time.
-    """
-    decorator: Callable[[Function], Function] = njit(fastmath=fastmath or False, **OPTIONS)
-    return decorator
-
-
-# Multiply-adds may be fused and sums reordered, but never products: G·r·c stays in range only from left to right.
-# NaN, infinities and denormals keep their meaning.
-exactly = _compiling({"contract", "nsz"})
-summing = _compiling({"reassoc", "contract", "nsz"})
-as_written = _compiling(set())  # each operation is rounded on its own
-
-
-class Kind(NamedTuple):
+class Dtypes(NamedTuple):
     """The types in which X, G and the statistics are stored: float32, float64, uint16 (bfloat16) or int16 (float16).
 
-    Numba compiles a loop anew for every kind that it is called with.
+    Numba compiles a loop anew for every combination that it is called with.
     """
 
     x: Any
     g: Any
     stat: Any
-
-
-class Source(NamedTuple):
-    """Where the numerator of U lies, which is G or the momentum in its place: an address, and strides along B, P, S."""
-
-    address: int
-    b: int
-    p: int
-    s: int
-
-
-def _viewing(context: Any, address: Any, size: Any, dtype: Any) -> Any:
-    view = types.Array(dtype.dtype, 1, "C")
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array, item = make_array(view)(context, builder), context.get_abi_sizeof(context.get_data_type(view.dtype))
-        data = builder.inttoptr(arguments[0], context.get_data_type(view.dtype).as_pointer())
-        size = context.cast(builder, arguments[1], signature.args[1], types.intp)
-        stride = context.get_constant(types.intp, item)
-        populate_array(array, data=data, shape=[size], strides=[stride], itemsize=stride, meminfo=None)
-        return array._getvalue()
-
-    return view(types.int64, size, dtype), generate
-
-
-def _measuring(context: Any, dtype: Any) -> Any:
-    size = dtype.dtype.bitwidth // 8
-    return types.int64(dtype), lambda context, *_: context.get_constant(types.int64, size)
-
-
-def _adding(context: Any, address: Any, number: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-def _calling(context: Any, function: Any, job: Any, phase: Any, unit: Any, scratch: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        pointer = builder.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), [word] * 4).as_pointer())
-        builder.call(pointer, arguments[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
-
-
-array_at: Any = intrinsic(_viewing)  # array_at(address, size, dtype): the memory at an address as an array
-size_of: Any = intrinsic(_measuring)  # size_of(dtype): the bytes of a number of this type
-add_at: Any = intrinsic(_adding)  # add_at(address, n): adds n to an integer that threads share; returns what was there
-call_at: Any = intrinsic(_calling)  # call_at(function, job, phase, unit, scratch): calls the machine code at an address
-yield_thread: Any = (
-    types.ExternalFunction("sched_yield", types.intc()) if os.name == "posix" else register_jitable(lambda: 0)
-)
-
-
-def _picking(context: Any, values: Any, j: Any) -> Any:
-    if not isinstance(values, types.Array):
-        return values(values, j), lambda context, builder, signature, arguments: arguments[0]
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_function(getitem, signature)(builder, arguments)
-
-    return values.dtype(values, j), generate
-
-
-def _rooting(context: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function = builder.module.declare_intrinsic("llvm.sqrt", [arguments[0].type])
-        return builder.call(function, arguments)
-
-    return value(value), generate
-
-
-def _type_of(like: Any) -> Any:
-    return like.dtype if isinstance(like, types.NumberClass) else like
-
-
-def _widening(context: Any, value: Any, like: Any) -> Any:
-    to = _type_of(like)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number, kind = arguments[0], value
-        if value == types.uint16:  # bfloat16: the upper half of a float32
-            bits = builder.shl(builder.zext(number, ir.IntType(32)), ir.IntType(32)(16))
-            number, kind = builder.bitcast(bits, ir.FloatType()), types.float32
-        elif value == types.int16:
-            number, kind = context.compile_internal(builder, _half, types.float32(value), [number]), types.float32
-        return context.cast(builder, number, kind, to)
-
-    return to(value, like), generate
-
-
-def _narrowing(context: Any, value: Any, like: Any) -> Any:
-    to = _type_of(like)
-    rounding = {types.uint16: _narrow_bfloat16, types.int16: _narrow_half}.get(to)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if rounding is None:
-            return context.cast(builder, arguments[0], value, to)
-        return context.compile_internal(builder, rounding, to(value), arguments[:1])
-
-    return to(value, like), generate
-
-
-root: Any = intrinsic(_rooting)  # root(value): its square root, an instruction (NumPy's is a call to C's library)
-pick: Any = intrinsic(_picking)  # pick(values, j): element j of an array; a number is its own element, whatever j
-widen: Any = intrinsic(_widening)  # widen(value, like): a stored number as one to compute with, of the type `like`
-narrow: Any = intrinsic(_narrowing)  # narrow(value, like): a computed number as one to store, rounded to nearest even
-
-
-def _half(value: Any) -> Any:
-    sign = np.uint32(np.uint32(value) & np.uint32(0x8000)) << np.uint32(16)
-    size = np.uint32(np.uint32(value) & np.uint32(0x7FFF))
-    bits = np.uint32(np.uint32(size << np.uint32(13)) + np.uint32(112 << 23))  # float32's exponent bias
-    if size >= np.uint32(0x7C00):  # infinity and NaN
-        bits = np.uint32(bits | np.uint32(0x7F800000))
-    # By way of an integer: as a float32 it would be subnormal, and become 0 where torch flushes those.
-    small = np.float32(np.float32(np.int32(size)) * np.float32(2.0**-24))
-    bits = small.view(np.uint32) if size < np.uint32(0x0400) else bits
-    return np.uint32(bits | sign).view(np.float32)
-
-
-def _narrow_bfloat16(value: Any) -> Any:
-    bits = np.float32(value).view(np.uint32)
-    upper = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.uint16(upper) if value == value else np.uint16(0x7FC0)
-
-
-def _narrow_half(value: Any) -> Any:
-    bits = np.float32(value).view(np.uint32)
-    sign = np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)
-    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
-    odd = np.uint32(size >> np.uint32(13)) & np.uint32(1)
-    # the exponent bias changes by 112; adding just below half of what is cut off rounds to even
-    normal = np.uint32(size - np.uint32(112 << 23) + np.uint32(0xFFF) + odd) >> np.uint32(13)
-    rounded = np.float32(size.view(np.float32) + np.float32(0.5))  # to 2^−24, float16's smallest
-    small = np.uint32(rounded.view(np.uint32) - np.uint32(0x3F000000))
-    half = small if size < np.uint32(0x38800000) else normal
-    if size >= np.uint32(0x477FF000):  # what rounds to 65536 and beyond
-        half = np.uint32(0x7C00)
-    if value != value:
-        half = np.uint32(0x7E00)
-    return np.int16(np.uint16(half | sign))
 
 
 def stochastic(value: Any, word: Any, like: Any) -> Any:

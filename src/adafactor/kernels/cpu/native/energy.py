@@ -1,11 +1,11 @@
-"""ΣU² out of the first walk over G, or by a second one where that cannot be.
+"""ΣU² out of the first pass over G, or by a second one where that cannot be.
 
 With V̂ = R·C/mean(R), and i over rows and j over columns,
 
     ΣU² = Σᵢⱼ G²ᵢⱼ·mean(R)/(Rᵢ·Cⱼ) = mean(R)·Σⱼ (Σᵢ G²ᵢⱼ/Rᵢ) / Cⱼ.
 
-A row's new Rᵢ is known as soon as the row has been summed. While the row is still in the cache, the first walk adds
-G²ᵢⱼ/Rᵢ to the *column energy*, the inner sum. After the walk C and mean(R) are known as well, and a sum over columns is
+A row's new Rᵢ is known as soon as the row has been summed. While the row is still in the cache, the first pass adds
+G²ᵢⱼ/Rᵢ to the *column energy*, the inner sum. After the pass C and mean(R) are known as well, and a sum over columns is
 all that is left to do. This is not possible where U is not made of G (momentum of the gradient: `blend` comes first),
 nor where other ranks hold parts of the tensor, so that Rᵢ is not known.
 """
@@ -16,37 +16,40 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native.elements import array_at, as_written, narrow, root, size_of, summing, widen
-from adafactor.kernels.cpu.native.job import COLUMN, RESULTS, WIDTH, gradient, numerator, span, tile_length
-from adafactor.kernels.cpu.native.lines import blend, energy_of, repeat
+from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native.compiling import as_written, summing
+from adafactor.kernels.cpu.native.elements import Dtypes
+from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, root, size_of, widen
+from adafactor.kernels.cpu.native.jobs import Job
 
 LOST = 1.2e-38  # the smallest normal float32
 
 
 @as_written
-def state_index(offsets: int, j: int) -> Any:
+def state_index(offsets: int, j: int) -> int:
     """Return where the state keeps entry j of a factor."""
-    return array_at(offsets + 8 * j, 1, np.int64)[0] if offsets else j
+    return int(array_at(offsets + 8 * j, 1, np.int64)[0]) if offsets else j
 
 
 @as_written
-def averaged_row(job: Any, b: int, row: Any, r: int, stat: Any) -> Any:
+def averaged_row(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
     """Return R as it will be, given the sum of its line: what `factors` computes later, to the bit."""
     where = state_index(job.row_offsets, b * job.P * job.S * job.K + r)
     old = job.beta2 * array_at(job.row_state + size_of(stat) * where, 1, stat)[0]
-    return old + job.w2 * ((row[r] + job.Q * job.eps1) / job.n_cols)
+    new: float = old + job.w2 * ((row[r] + job.Q * job.eps1) / job.n_cols)
+    return new
 
 
 @summing
-def row_scale_of(job: Any, b: int, row: Any, r: int, stat: Any) -> Any:
+def row_scale_of(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
     """Return 1/√R as it will be, given the sum of its line."""
-    if job.estimator == COLUMN:
+    if job.estimator == jobs.COLUMN:
         return narrow(1.0, stat)
     return narrow(1.0 / root(averaged_row(job, b, row, r, stat)), stat)
 
 
 @summing
-def energy_of_columns(job: Any, col: Any, means: Any, stat: Any) -> Any:
+def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
     """Return ΣU² from the column energies; `means` is mean(R), or 1 where C was divided by it.
 
     NaN if float32 has lost too much: a square below `LOST` vanishes from the column energy, but mean(R)/C may be large.
@@ -54,7 +57,7 @@ def energy_of_columns(job: Any, col: Any, means: Any, stat: Any) -> Any:
     line, total, most = job.Q * job.K, 0.0, 0.0
     for o in range(job.B * job.S):
         b = o // job.S
-        energy = array_at(job.column_energy + 8 * (b * job.cuts * job.S + o - b * job.S) * line, line, np.float64)
+        energy = array_at(job.column_energy + 8 * (b * job.chunks * job.S + o - b * job.S) * line, line, np.float64)
         for j in range(line):
             factor = means[o * job.K + j % job.K] / col[o * line + j]
             total += energy[j] * factor
@@ -65,51 +68,49 @@ def energy_of_columns(job: Any, col: Any, means: Any, stat: Any) -> Any:
 
 
 @summing
-def energy_of_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Second walk: sum U² of a unit."""
-    b, start, stop = span(job, unit)
-    line, u2, of = job.Q * job.K, 0.0, numerator(job)
-    tile = array_at(scratch, tile_length(job), kind.stat)
-    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, kind.stat)
+def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+    """Second pass: sum U² of a chunk."""
+    of, tile, u2 = jobs.numerator(job), array_at(scratch, jobs.tile_length(job), dtypes.stat), 0.0
+    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
+    b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            r = ((b * job.P + p) * job.S + s) * job.K
-            g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s), line, kind.g)
-            col = array_at(job.col_scale + size_of(kind.stat) * (b * job.S + s) * line, line, kind.stat)
+            line = jobs.line_at(job, of, b, p, s)
             if job.K == 1:
-                for q in range(0, line, WIDTH):
-                    u2 += energy_of(g[q : q + WIDTH], row[r], col[q : q + WIDTH])
+                for q in range(0, job.Q, jobs.WIDTH):
+                    part = jobs.stretch_at(job, of, line, q, jobs.WIDTH, dtypes)
+                    u2 += lines.energy_of(part.g, row[line.number], part.col)
             else:
-                repeat(row, r, job.K, narrow(1.0, kind.stat), tile)
-                for q in range(0, line, len(tile)):
-                    u2 += energy_of(g[q : q + len(tile)], tile, col[q : q + len(tile)])
-    array_at(job.units + 8 * RESULTS * unit, 1, np.float64)[0] = u2
+                lines.repeat(row, line.number * job.K, job.K, narrow(1.0, dtypes.stat), tile)
+                for q in range(0, job.Q * job.K, len(tile)):
+                    part = jobs.stretch_at(job, of, line, q, len(tile), dtypes)
+                    u2 += lines.energy_of(part.g, tile, part.col)
+    jobs.set_results(job, chunk, u2, 0.0, 0.0, 0.0)
 
 
 @summing
-def blend_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Average a unit of G into its momentum, before the second walk reads it."""
-    b, start, stop = span(job, unit)
-    weight, line, of = narrow(job.w1, kind.stat), job.Q * job.K, gradient(job)
+def blend_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+    """Average a chunk of G into its momentum, before the second pass reads it."""
+    of, weight = jobs.gradient(job), narrow(job.w1, dtypes.stat)
+    b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            m = job.m + size_of(kind.stat) * (b * job.xb + p * job.xp + s * job.xs)
-            g = of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s)
-            blend(array_at(m, line, kind.stat), array_at(g, line, kind.g), weight)
+            line = jobs.line_at(job, of, b, p, s)
+            part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
+            lines.blend(part.m, part.g, weight)
 
 
 @summing
-def energy_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+def energy_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Sum U² of the whole tensor in double, where float32 has no room for the squares."""
-    line, total, of = job.Q * job.K, 0.0, numerator(job)
-    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, kind.stat)
+    of, total = jobs.numerator(job), 0.0
+    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
     for b in range(job.B):
         for p in range(job.P):
             for s in range(job.S):
-                g = array_at(of.address + size_of(kind.g) * (b * of.b + p * of.p + s * of.s), line, kind.g)
-                col = array_at(job.col_scale + size_of(kind.stat) * (b * job.S + s) * line, line, kind.stat)
-                r = ((b * job.P + p) * job.S + s) * job.K
-                for j in range(line):
-                    u = widen(g[j], np.float64) * row[r + j % job.K] * col[j]
+                line = jobs.line_at(job, of, b, p, s)
+                part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
+                for j in range(len(part.g)):
+                    u = widen(part.g[j], np.float64) * row[line.number * job.K + j % job.K] * part.col[j]
                     total += u * u
     job.u2 = total

@@ -1,4 +1,4 @@
-"""Between the walks: the vectors that are made of the sums of the first, and the scalars of Algorithm 4."""
+"""Between the passes: the vectors that are made of the sums of the first, and the scalars of Algorithm 4."""
 
 from __future__ import annotations
 
@@ -8,29 +8,23 @@ import numpy as np
 from numba.extending import overload, register_jitable
 
 from adafactor.core import equations
-from adafactor.kernels.cpu.native.elements import OPTIONS, array_at, as_written, narrow, root, size_of, summing, widen
+from adafactor.kernels.cpu.native import jobs
+from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written, summing
+from adafactor.kernels.cpu.native.elements import Dtypes
 from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, state_index
-from adafactor.kernels.cpu.native.job import (
-    COLUMN,
-    FIRST,
-    FULL,
-    OUTER,
-    ROW,
-    SECOND,
-    THIRD,
-    energy_in_first_walk,
-    total_of,
-)
+from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, root, size_of, view, widen
+from adafactor.kernels.cpu.native.jobs import Job
 from adafactor.kernels.cpu.native.lines import add, fill
 
-# ---- after the first walk
+# ---- after the first pass
 
 
 @as_written
-def add_up_rows(job: Any) -> None:
+def add_up_rows(job: Job) -> None:
     """Set `finite` to a number that is finite if all of G² is: the sum of all rows."""
-    if job.estimator == FULL:
-        job.u2, job.x2, job.finite = total_of(job, FIRST), total_of(job, SECOND), total_of(job, THIRD)
+    if job.estimator == jobs.FULL:
+        job.u2, job.x2 = jobs.total_of(job, jobs.FIRST), jobs.total_of(job, jobs.SECOND)
+        job.finite = jobs.total_of(job, jobs.THIRD)
         return
     row, total = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), 0.0
     for j in range(len(row)):
@@ -39,35 +33,35 @@ def add_up_rows(job: Any) -> None:
 
 
 @summing
-def means_of_sums(job: Any) -> None:
-    """Turn row sums into means of G² + ε₁, and add up the units' column sums to such means."""
-    if job.estimator == FULL:
+def means_of_sums(job: Job) -> None:
+    """Turn row sums into means of G² + ε₁, and add up the chunks' column sums to such means."""
+    if job.estimator == jobs.FULL:
         return
     row, size = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.S * job.Q * job.K
     for j in range(len(row)):
         row[j] = (row[j] + job.Q * job.eps1) / job.n_cols
-    wanted = size if energy_in_first_walk(job) else 0
+    wanted = size if jobs.energy_in_first_pass(job) else 0
     for b in range(job.B):
         col = array_at(job.col + 8 * b * size, size, np.float64)
         fill(col, 0, size, job.P * job.eps1)
-        energy = array_at(job.column_energy + 8 * b * job.cuts * size, wanted, np.float64)
-        for unit in range(b * job.cuts, (b + 1) * job.cuts):
-            add(col, array_at(job.partial + 8 * unit * size, size, np.float64))
-            if unit > b * job.cuts:
-                add(energy, array_at(job.column_energy + 8 * unit * size, wanted, np.float64))
+        energy = array_at(job.column_energy + 8 * b * job.chunks * size, wanted, np.float64)
+        for chunk in range(b * job.chunks, (b + 1) * job.chunks):
+            add(col, array_at(job.partial + 8 * chunk * size, size, np.float64))
+            if chunk > b * job.chunks:
+                add(energy, array_at(job.column_energy + 8 * chunk * size, wanted, np.float64))
         for j in range(size):
             col[j] /= job.n_rows
 
 
 @summing
-def moments_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Sum G² of the whole tensor again, in double: their sum left float32, though perhaps none of the squares did.
 
-    The columns' sums and energies go into the first unit of each slice of the batch.
+    The columns' sums and energies go into the first chunk of each slice of the batch.
     """
-    largest = 3.4028234663852886e38 if size_of(kind.stat) == 4 else 1.7976931348623157e308
+    largest = 3.4028234663852886e38 if size_of(dtypes.stat) == 4 else 1.7976931348623157e308
     row, line = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
-    size, total, wanted = job.cuts * job.S * line, 0.0, energy_in_first_walk(job)
+    size, total, wanted = job.chunks * job.S * line, 0.0, jobs.energy_in_first_pass(job)
     fill(row, 0, len(row), 0.0)
     for b in range(job.B):
         partial = array_at(job.partial + 8 * b * size, size, np.float64)
@@ -78,7 +72,7 @@ def moments_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) 
             for s in range(job.S):
                 r = (p * job.S + s) * job.K
                 rows = row[b * job.P * job.S * job.K :]
-                g = array_at(job.g + size_of(kind.g) * (b * job.gb + p * job.gp + s * job.gs), line, kind.g)
+                g = view(job.g, b * job.gb + p * job.gp + s * job.gs, line, dtypes.g)
                 for j in range(line):
                     a = widen(g[j], np.float64)
                     square = a * a if a * a <= largest else np.inf
@@ -87,8 +81,9 @@ def moments_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) 
                     total += square
                 for j in range(line if wanted else 0):
                     a = widen(g[j], np.float64)
-                    inverse = 1.0 if job.estimator == COLUMN else averaged_row(job, b, rows, r + j % job.K, kind.stat)
-                    energy[s * line + j] += a * a / inverse
+                    k = r + j % job.K
+                    new = 1.0 if job.estimator == jobs.COLUMN else averaged_row(job, b, rows, k, dtypes.stat)
+                    energy[s * line + j] += a * a / new
     job.finite = total
 
 
@@ -96,38 +91,39 @@ def moments_in_double(job: Any, phase: int, unit: int, scratch: int, kind: Any) 
 
 
 @summing
-def factors(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
+def factors(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
     """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them."""
-    if job.estimator == FULL:
+    if job.estimator == jobs.FULL:
         return
     batch = job.S * job.K
     row = array_at(job.row, job.B * job.P * batch, np.float64)
     col = array_at(job.col, job.B * job.Q * batch, np.float64)
-    row_scale, col_scale = array_at(job.row_scale, len(row), kind.stat), array_at(job.col_scale, len(col), kind.stat)
+    row_scale = array_at(job.row_scale, len(row), dtypes.stat)
+    col_scale = array_at(job.col_scale, len(col), dtypes.stat)
     means = array_at(job.means, job.B * batch, np.float64)
     fill(means, 0, len(means), 1.0)
-    if job.estimator != COLUMN:
-        _average(row, job.row_state, job.row_offsets, job.row_scale, job.beta2, job.w2, kind.stat)
-        if job.estimator == OUTER and not job.swapped:
+    if job.estimator != jobs.COLUMN:
+        _average(row, job.row_state, job.row_offsets, job.row_scale, job.beta2, job.w2, dtypes.stat)
+        if job.estimator == jobs.OUTER and not job.swapped:
             _normalise(row, job.B, job.P, batch, job.known_mean, means)
         _inverse_root(row, row_scale)
     else:
-        fill(row_scale, 0, len(row), narrow(1.0, kind.stat))
-    if job.estimator != ROW:
-        _average(col, job.col_state, job.col_offsets, job.col_scale, job.beta2, job.w2, kind.stat)
-        if job.estimator == OUTER and job.swapped:
+        fill(row_scale, 0, len(row), narrow(1.0, dtypes.stat))
+    if job.estimator != jobs.ROW:
+        _average(col, job.col_state, job.col_offsets, job.col_scale, job.beta2, job.w2, dtypes.stat)
+        if job.estimator == jobs.OUTER and job.swapped:
             _normalise(col, job.B * job.S, job.Q, job.K, job.known_mean, means)
             fill(means, 0, len(means), 1.0)  # C has been divided by them
         _inverse_root(col, col_scale)
     else:
         fill(col, 0, len(col), 1.0)
-        fill(col_scale, 0, len(col), narrow(1.0, kind.stat))
-    if energy_in_first_walk(job):
-        job.u2 = energy_of_columns(job, col, means, kind.stat)
+        fill(col_scale, 0, len(col), narrow(1.0, dtypes.stat))
+    if jobs.energy_in_first_pass(job):
+        job.u2 = energy_of_columns(job, col, means, dtypes.stat)
 
 
 @as_written
-def _average(new: Any, state: int, offsets: int, scratch: int, beta2: float, w2: float, stat: Any) -> None:
+def _average(new: Array, state: int, offsets: int, scratch: int, beta2: float, w2: float, stat: Any) -> None:
     """Average new means into a factor of the state: β̂₂·old + (1 − β̂₂)·new, a sum of positive terms.
 
     In two loops, so that product and sum are not fused: copies of a factor on several ranks must not differ.
@@ -142,7 +138,7 @@ def _average(new: Any, state: int, offsets: int, scratch: int, beta2: float, w2:
 
 
 @summing
-def _normalise(values: Any, outer: int, count: int, inner: int, known: int, means: Any) -> None:
+def _normalise(values: Array, outer: int, count: int, inner: int, known: int, means: Array) -> None:
     """Divide a factor by its mean along its own axis, for every slice of the batch, and keep the means."""
     for o in range(outer):
         for i in range(inner):
@@ -159,7 +155,7 @@ def _normalise(values: Any, outer: int, count: int, inner: int, known: int, mean
 
 
 @summing
-def _inverse_root(values: Any, out: Any) -> None:
+def _inverse_root(values: Array, out: Array) -> None:
     """Compute 1/√ in double: R/mean(R) may leave float32 where its root does not."""
     for j in range(len(out)):
         out[j] = narrow(1.0 / root(values[j]), out[0])
@@ -185,9 +181,9 @@ root_mean_square: Any = equations.root_mean_square
 
 
 @as_written
-def conclude(job: Any) -> None:
+def conclude(job: Job) -> None:
     """Algorithm 4, lines 3 and 9, by `equations`: from RMS(X) and RMS(U) to the number that U is multiplied with."""
     job.rms_x, job.rms_u = root_mean_square(job.x2, job.count), root_mean_square(job.u2, job.count)
     job.alpha = step_size(job.rho, job.rms_x, job.eps2) if job.relative else job.rho
     divisor = clip_divisor(job.rms_u, job.clip) if job.clip > 0 else 1.0
-    job.scale, job.clips = job.sign * job.alpha / divisor, divisor > 1
+    job.scale, job.is_clipped = job.sign * job.alpha / divisor, divisor > 1

@@ -1,36 +1,41 @@
 """The innermost loops, over one line or several: all that is done with a single element of a tensor.
 
-`row` is the scale of a line, one number; where a line consists of short slices (K > 1), each with a scale of its own,
-it is a tile of such numbers, as long as the line's part that is looked at. `pick` takes both.
+A `Scale` is that of a line, one number; where a line consists of short slices (K > 1), each with a scale of its own, it
+is a tile of such numbers, as long as the stretch of the line that is looked at. `pick` takes both.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from adafactor.kernels.cpu.native.elements import (
-    OPTIONS,
-    exactly,
-    is_remainder,
-    narrow,
-    pick,
-    random_word,
-    root,
-    stochastic,
-    summing,
-    widen,
-)
-from adafactor.kernels.cpu.native.job import OF_GRADIENT, OF_UPDATE, WIDTH
+from adafactor.kernels.cpu.native import jobs
+from adafactor.kernels.cpu.native.compiling import exactly, summing
+from adafactor.kernels.cpu.native.elements import is_remainder, random_word, stochastic
+from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, widen
+from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
+
+Scale = float | Array
+ScalesOf = Callable[[Array, int, int, float, Array], Scale]
+Four = tuple[Array, Array, Array, Array]
+
+
+class Rates(NamedTuple):
+    """The numbers of a step in the statistics' precision: X·decay − scale·U, and the weight of U in the momentum."""
+
+    scale: float
+    w1: float
+    decay: float
+    apply_factor: float
+
 
 # ---- sums of squares
 
 
 @summing
-def squares(g: Any, col: Any) -> Any:
+def squares(g: Array, col: Array) -> float:
     """Add G² of one line to the columns; return its sum."""
     total = narrow(0.0, col[0])
     for j in range(len(g)):
@@ -42,12 +47,12 @@ def squares(g: Any, col: Any) -> Any:
 
 
 @summing
-def squares_of_four(g0: Any, g1: Any, g2: Any, g3: Any, col: Any) -> Any:
+def squares_of_four(g: Four, col: Array) -> tuple[float, float, float, float]:
     """Add G² of four lines to the columns; return the sum of each line.
 
     The lines lie far apart, because memory answers four streams at once; and the columns are read once for four lines.
     """
-    zero = narrow(0.0, col[0])
+    (g0, g1, g2, g3), zero = g, narrow(0.0, col[0])
     t0, t1, t2, t3 = zero, zero, zero, zero
     for j in range(len(col)):
         a0, a1, a2, a3 = widen(g0[j], zero), widen(g1[j], zero), widen(g2[j], zero), widen(g3[j], zero)
@@ -61,7 +66,7 @@ def squares_of_four(g0: Any, g1: Any, g2: Any, g3: Any, col: Any) -> Any:
 
 
 @summing
-def squares_in_tiles(g: Any, col: Any, tile: Any) -> None:
+def squares_in_tiles(g: Array, col: Array, tile: Array) -> None:
     """Add G² of a line of short slices to the columns, and to a tile, which is a whole number of slices long."""
     for start in range(0, len(g), len(tile)):
         part, sums = g[start : start + len(tile)], col[start : start + len(tile)]
@@ -73,10 +78,9 @@ def squares_in_tiles(g: Any, col: Any, tile: Any) -> None:
 
 
 @summing
-def squares_of_four_tiles(
-    g0: Any, g1: Any, g2: Any, g3: Any, col: Any, tile0: Any, tile1: Any, tile2: Any, tile3: Any
-) -> None:
-    """Add G² of parts of four lines to the columns and to a tile for each line; the parts are no longer than a tile."""
+def squares_of_four_tiles(g: Four, col: Array, tiles: Four) -> None:
+    """Add G² of stretches of four lines to the columns and to a tile for each; they are no longer than a tile."""
+    (g0, g1, g2, g3), (tile0, tile1, tile2, tile3) = g, tiles
     for j in range(len(col)):
         a0, a1, a2, a3 = widen(g0[j], col[j]), widen(g1[j], col[j]), widen(g2[j], col[j]), widen(g3[j], col[j])
         q0, q1, q2, q3 = a0 * a0, a1 * a1, a2 * a2, a3 * a3
@@ -88,7 +92,7 @@ def squares_of_four_tiles(
 
 
 @summing
-def sum_of_squares(x: Any, stat: Any) -> Any:
+def sum_of_squares(x: Array, stat: Any) -> float:
     """Return Σx² of a line."""
     total = narrow(0.0, stat)
     for j in range(len(x)):
@@ -101,13 +105,13 @@ def sum_of_squares(x: Any, stat: Any) -> Any:
 
 
 @exactly
-def update_of(g: Any, row: Any, col: Any) -> Any:
+def update_of(g: Any, row: float, col: float) -> float:
     """Return one element of U = G·r·c."""
     return widen(g, col) * row * col
 
 
 @summing
-def energy_of(g: Any, row: Any, col: Any) -> Any:
+def energy_of(g: Array, row: Scale, col: Array) -> float:
     """Return ΣU² of a line."""
     total = narrow(0.0, col[0])
     for j in range(len(g)):
@@ -117,7 +121,7 @@ def energy_of(g: Any, row: Any, col: Any) -> Any:
 
 
 @summing
-def add_column_energy(g: Any, row: Any, energy: Any) -> None:
+def add_column_energy(g: Array, row: Scale, energy: Array) -> None:
     """Add (G·r)² of one line to the columns."""
     for j in range(len(g)):
         r = pick(row, j)
@@ -126,10 +130,9 @@ def add_column_energy(g: Any, row: Any, energy: Any) -> None:
 
 
 @summing
-def add_column_energy_of_four(
-    g0: Any, g1: Any, g2: Any, g3: Any, row0: Any, row1: Any, row2: Any, row3: Any, energy: Any
-) -> None:
+def add_column_energy_of_four(g: Four, rows: tuple[Scale, Scale, Scale, Scale], energy: Array) -> None:
     """Add (G·r)² of four lines to the columns."""
+    (g0, g1, g2, g3), (row0, row1, row2, row3) = g, rows
     for j in range(len(energy)):
         r0, r1, r2, r3 = pick(row0, j), pick(row1, j), pick(row2, j), pick(row3, j)
         u0, u1, u2, u3 = widen(g0[j], r0) * r0, widen(g1[j], r1) * r1, widen(g2[j], r2) * r2, widen(g3[j], r3) * r3
@@ -140,26 +143,26 @@ def add_column_energy_of_four(
 
 
 @exactly
-def average(old: Any, new: Any, weight: Any) -> Any:
+def average(old: float, new: float, weight: float) -> float:
     """Return one element of a momentum."""
     return old + weight * (new - old)
 
 
 @exactly
-def stepped(x: Any, decay: Any, u: Any) -> Any:
+def stepped(x: float, decay: float, u: float) -> float:
     """Return one element of the new X."""
     return x * decay - u
 
 
 @exactly
-def blend(m: Any, g: Any, weight: Any) -> None:
+def blend(m: Array, g: Array, weight: float) -> None:
     """Average a gradient into its momentum."""
     for j in range(len(m)):
         m[j] = average(m[j], widen(g[j], weight), weight)
 
 
 @exactly
-def descend(x: Any, g: Any, row: Any, col: Any, scale: Any, decay: Any) -> None:
+def descend(x: Array, g: Array, row: Scale, col: Array, scale: float, decay: float) -> None:
     """Compute X·decay − scale·U. The scale comes last: with 1/√R alone it may leave float32 where U does not."""
     for j in range(len(x)):
         u = update_of(g[j], pick(row, j), col[j]) * scale
@@ -167,31 +170,32 @@ def descend(x: Any, g: Any, row: Any, col: Any, scale: Any, decay: Any) -> None:
 
 
 @exactly
-def descend_averaged(x: Any, m: Any, g: Any, row: Any, col: Any, scale: Any, weight: Any, decay: Any) -> None:
+def descend_averaged(x: Array, m: Array, g: Array, row: Scale, col: Array, rates: Rates) -> None:
     """Average scale·U into the momentum M, and compute X·decay − M."""
     for j in range(len(x)):
-        m[j] = average(m[j], update_of(g[j], pick(row, j), col[j]) * scale, weight)
-        x[j] = narrow(stepped(widen(x[j], decay), decay, m[j]), x[j])
+        m[j] = average(m[j], update_of(g[j], pick(row, j), col[j]) * rates.scale, rates.w1)
+        x[j] = narrow(stepped(widen(x[j], rates.decay), rates.decay, m[j]), x[j])
 
 
 @summing
 def descend_two(
-    x0: Any, x1: Any, m0: Any, m1: Any, g0: Any, g1: Any, row0: Any, row1: Any, col: Any,
-    averaged: bool, scale: Any, w1: Any, decay: Any, apply_factor: Any,
-) -> Any:  # fmt: skip
+    part0: Stretch, part1: Stretch, row0: Scale, row1: Scale, averaged: bool, rates: Rates
+) -> tuple[float, float]:
     """Step two lines that lie far apart; return ΣX² before and after.
 
     The step is X·decay − scale·U, or X·decay − M·apply_factor with scale·U averaged into M. With decay = 1 and all
     other factors 0 it has length zero, and the loop does nothing but sum.
     """
+    x0, m0, g0, col = part0.x, part0.m, part0.g, part0.col
+    x1, m1, g1, decay = part1.x, part1.m, part1.g, rates.decay
     before, after = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
-        u0 = update_of(g0[j], pick(row0, j), col[j]) * scale
-        u1 = update_of(g1[j], pick(row1, j), col[j]) * scale
+        u0 = update_of(g0[j], pick(row0, j), col[j]) * rates.scale
+        u1 = update_of(g1[j], pick(row1, j), col[j]) * rates.scale
         if averaged:
-            u0, u1 = average(m0[j], u0, w1), average(m1[j], u1, w1)
+            u0, u1 = average(m0[j], u0, rates.w1), average(m1[j], u1, rates.w1)
             m0[j], m1[j] = u0, u1
-            u0, u1 = u0 * apply_factor, u1 * apply_factor
+            u0, u1 = u0 * rates.apply_factor, u1 * rates.apply_factor
         a, b = widen(x0[j], decay), widen(x1[j], decay)
         before += a * a + b * b
         a, b = stepped(a, decay, u0), stepped(b, decay, u1)
@@ -204,29 +208,29 @@ def descend_two(
 
 
 @exactly
-def load(values: Any, x: Any) -> None:
+def load(values: Array, x: Array) -> None:
     """Convert X to numbers to compute with."""
     for j in range(len(values)):
         values[j] = widen(x[j], values[j])
 
 
 @exactly
-def load_compensated(values: Any, x: Any, c: Any) -> None:
+def load_compensated(values: Array, x: Array, c: Array) -> None:
     """Convert X to numbers to compute with, and add what rounding took away before, unless X is another by now."""
     for j in range(len(values)):
-        a, kept = widen(x[j], values[j]), widen(c[j], values[j])
-        values[j] = a + kept if is_remainder(kept, a, x[j]) else a
+        a, rest = widen(x[j], values[j]), widen(c[j], values[j])
+        values[j] = a + rest if is_remainder(rest, a, x[j]) else a
 
 
 @exactly
-def store_stochastic(x: Any, values: Any, first: int, step: int, key1: Any, key2: Any) -> None:
+def store_stochastic(x: Array, values: Array, first: int, step: int, key1: np.uint32, key2: np.uint32) -> None:
     """Round each number to one neighbour or the other at random; the elements are numbered first, first + step, …."""
     for j in range(len(values)):
         x[j] = stochastic(values[j], random_word(first + j * step, key1, key2), x[j])
 
 
 @exactly
-def store_compensated(x: Any, c: Any, values: Any) -> None:
+def store_compensated(x: Array, c: Array, values: Array) -> None:
     """Round to nearest, and keep what that takes away."""
     for j in range(len(values)):
         x[j] = narrow(values[j], x[j])
@@ -234,17 +238,17 @@ def store_compensated(x: Any, c: Any, values: Any) -> None:
         c[j] = narrow(values[j] - rounded if np.isfinite(rounded) else narrow(0.0, values[j]), c[j])
 
 
-# ---- tensors whose second moment is kept whole
+# ---- unfactored tensors
 
 
 @exactly
-def averaged_square(v: Any, a: Any, keep: Any, fade: Any, w2: Any, eps1: Any) -> Any:
+def averaged_square(v: float, a: float, keep: float, fade: float, w2: float, eps1: float) -> float:
     """Return one element of V̂: β̂₂·v + (1 − β̂₂)·(a² + ε₁), with β̂₂·v as keep·v − fade·v (see `keep_and_fade`)."""
     return (keep * v - fade * v) + w2 * (a * a + eps1)
 
 
 @exactly
-def keep_and_fade(job: Any, stat: Any) -> Any:
+def keep_and_fade(job: Job, stat: Any) -> tuple[float, float]:
     """Split β̂₂ into keep − fade, such that neither β̂₂ near 0 nor 1 − β̂₂ near 0 is lost in float32.
 
     The first term of the average stays positive, and exactly 0 at β̂₂ = 0.
@@ -255,13 +259,14 @@ def keep_and_fade(job: Any, stat: Any) -> Any:
 
 
 @summing
-def energy_of_whole(g: Any, v: Any, m: Any, job: Any) -> Any:
+def energy_of_unfactored(flat: Flat, job: Job) -> tuple[float, float]:
     """Return ΣU² and the sum of a share of V̂, with V̂ and the momentum as they will be; nothing is written."""
+    g, v, m = flat.g, flat.v, flat.m
     stat = v[0]
     w1, w2, eps1 = narrow(job.w1, stat), narrow(job.w2, stat), narrow(job.eps1, stat)
     keep, fade = keep_and_fade(job, stat)
-    averaged, energy, seen = job.momentum == OF_GRADIENT, narrow(0.0, stat), narrow(0.0, stat)
-    share = narrow(1.0 / WIDTH, stat)  # keeps the sum of V̂ in range
+    averaged, energy, seen = job.momentum == jobs.OF_GRADIENT, narrow(0.0, stat), narrow(0.0, stat)
+    share = narrow(1.0 / jobs.WIDTH, stat)  # keeps the sum of V̂ in range
     for j in range(len(v)):
         a = widen(g[j], eps1)
         new = averaged_square(v[j], a, keep, fade, w2, eps1)
@@ -272,33 +277,35 @@ def energy_of_whole(g: Any, v: Any, m: Any, job: Any) -> Any:
 
 
 @summing
-def energy_of_whole_in_double(g: Any, v: Any, m: Any, job: Any) -> Any:
+def energy_of_unfactored_in_double(flat: Flat, job: Job) -> float:
     """Return ΣU² where float32 has no room for the squares."""
+    g, v, m = flat.g, flat.v, flat.m
     stat, energy = v[0], 0.0
     w1, w2, eps1 = narrow(job.w1, stat), narrow(job.w2, stat), narrow(job.eps1, stat)
     keep, fade = keep_and_fade(job, stat)
     for j in range(len(v)):
         a = widen(g[j], eps1)
         new = averaged_square(v[j], a, keep, fade, w2, eps1)
-        u = np.float64(average(m[j], a, w1) if job.momentum == OF_GRADIENT else a)
+        u = np.float64(average(m[j], a, w1) if job.momentum == jobs.OF_GRADIENT else a)
         energy += u * u / np.float64(new)
     return energy
 
 
 @exactly
-def descend_whole(x: Any, g: Any, v: Any, m: Any, job: Any) -> None:
-    """Step V̂ and the momentum in the state, and X."""
+def descend_unfactored(x: Array, flat: Flat, job: Job) -> None:
+    """Step V̂ and the momentum in the state, and X, whose numbers to compute with are in `x`."""
+    g, v, m = flat.g, flat.v, flat.m
     w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
     scale, decay, momentum = narrow(job.scale, v[0]), narrow(job.decay, v[0]), job.momentum
     keep, fade = keep_and_fade(job, v[0])
     for j in range(len(v)):
         a = widen(g[j], eps1)
         v[j] = averaged_square(v[j], a, keep, fade, w2, eps1)
-        if momentum == OF_GRADIENT:
+        if momentum == jobs.OF_GRADIENT:
             a = average(m[j], a, w1)
             m[j] = a
         u = a / root(v[j]) * scale
-        if momentum == OF_UPDATE:
+        if momentum == jobs.OF_UPDATE:
             u = average(m[j], u, w1)
             m[j] = u
         x[j] = narrow(stepped(widen(x[j], eps1), decay, u), x[j])
@@ -308,7 +315,7 @@ def descend_whole(x: Any, g: Any, v: Any, m: Any, job: Any) -> None:
 
 
 @exactly
-def repeat(values: Any, first: int, count: int, factor: Any, out: Any) -> None:
+def repeat(values: Array, first: int, count: int, factor: float, out: Array) -> None:
     """Fill `out`, which holds a power of two of slices, with copies of `count` values × `factor`."""
     for k in range(count):
         out[k] = values[first + k] * factor
@@ -320,24 +327,22 @@ def repeat(values: Any, first: int, count: int, factor: Any, out: Any) -> None:
         size *= 2
 
 
-def scales_of(row: Any, first: int, count: int, factor: Any, tile: Any) -> Any:
-    """Return the scale of a line × `factor`; where there is a tile, fill it with those of the line's `count` slices."""
-
-
-@overload(scales_of, strict=False, jit_options=OPTIONS)
-def _scales_of(row: Any, first: Any, count: Any, factor: Any, tile: Any) -> Any:
-    if not isinstance(tile, types.Array):
-        return lambda row, first, count, factor, tile: row[first] * factor
-
-    def filled(row: Any, first: Any, count: Any, factor: Any, tile: Any) -> Any:
-        repeat(row, first, count, factor, tile)
-        return tile
-
-    return filled
+@exactly
+def scale_of_line(row: Array, line: int, count: int, factor: float, tile: Array) -> float:
+    """Return the scale of a line × `factor`."""
+    scale: float = row[line] * factor
+    return scale
 
 
 @exactly
-def gather_slices(tile: Any, count: int, row: Any, first: int) -> None:
+def scales_of_slices(row: Array, line: int, count: int, factor: float, tile: Array) -> Array:
+    """Fill a tile with the scales of a line's slices × `factor`, and return it."""
+    repeat(row, line * count, count, factor, tile)
+    return tile
+
+
+@exactly
+def gather_slices(tile: Array, count: int, row: Array, first: int) -> None:
     """Add up the slices of a tile, a power of two of them, and add the sum to the row."""
     size = len(tile) // 2
     while size >= count:
@@ -350,14 +355,14 @@ def gather_slices(tile: Any, count: int, row: Any, first: int) -> None:
 
 
 @exactly
-def fill(values: Any, first: int, last: int, number: Any) -> None:
+def fill(values: Array, first: int, last: int, number: float) -> None:
     """Set some of the values to a number."""
     for j in range(first, last):
         values[j] = number
 
 
 @exactly
-def add(total: Any, values: Any) -> None:
+def add(total: Array, values: Array) -> None:
     """Add the values to the totals."""
     for j in range(len(values)):
         total[j] += values[j]

@@ -1,216 +1,187 @@
-"""First walk, over G: row and column sums of G², and what ΣU² needs of G (see `energy`)."""
+"""First pass, over G: row and column sums of G², and what ΣU² needs of G (see `energy`)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from adafactor.kernels.cpu.native.elements import array_at, narrow, size_of, summing
+from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native.compiling import summing
+from adafactor.kernels.cpu.native.elements import Dtypes
 from adafactor.kernels.cpu.native.energy import row_scale_of
-from adafactor.kernels.cpu.native.job import (
-    OF_GRADIENT,
-    RESULTS,
-    TALL,
-    WIDTH,
-    energy_in_first_walk,
-    span,
-    tile_length,
-)
-from adafactor.kernels.cpu.native.lines import (
-    add,
-    add_column_energy,
-    add_column_energy_of_four,
-    energy_of_whole,
-    energy_of_whole_in_double,
-    fill,
-    gather_slices,
-    repeat,
-    squares,
-    squares_in_tiles,
-    squares_of_four,
-    squares_of_four_tiles,
-    sum_of_squares,
-)
+from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, size_of, view
+from adafactor.kernels.cpu.native.jobs import Job
+from adafactor.kernels.cpu.native.lines import Four
 
 
 @summing
-def moments_of_lines(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Sum G² of a unit of whole lines (K = 1) over rows and columns.
-
-    Four lines at a time, a quarter of the unit apart; then those that are left over.
-    """
-    b, start, stop = span(job, unit)
-    size = job.S * job.Q
-    kept = size if energy_in_first_walk(job) else 0
-    row = array_at(job.row + 8 * b * job.P * job.S, job.P * job.S, np.float64)
-    sums = array_at(job.partial + 8 * unit * size, size, np.float64)
-    energies = array_at(job.column_energy + 8 * unit * size, kept, np.float64)
-    fill(row, start * job.S, stop * job.S, 0.0)
-    _clear(sums, energies)
-    # the thread's own, for TALL rows at a time
-    col = array_at(scratch, size, kind.stat)
-    energy = array_at(scratch + size * col.itemsize, kept, kind.stat)
-    quarter = (stop - start) // 4
-    for top in range(0, quarter, TALL // 4):
-        _clear(col, energy)
-        for i in range(top, min(quarter, top + TALL // 4)):
-            _sum_four(job, b, start + i, quarter, row, col, energy, kind)
-        add(sums, col)
-        add(energies, energy)
-    for top in range(start + 4 * quarter, stop, TALL):
-        _clear(col, energy)
-        for p in range(top, min(stop, top + TALL)):
-            _sum_one(job, b, p, row, col, energy, kind)
-        add(sums, col)
-        add(energies, energy)
+def moments_of_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+    """Sum G² of a chunk of whole lines (K = 1) over rows and columns."""
+    _sum_chunk(job, chunk, scratch, _sum_four, _sum_one, dtypes)
 
 
 @summing
-def moments_of_tiles(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Sum G² of a unit of lines that consist of short slices (K > 1) over rows and columns."""
-    b, start, stop = span(job, unit)
-    size = job.S * job.Q * job.K
-    kept = size if energy_in_first_walk(job) else 0
-    row = array_at(job.row + 8 * b * job.P * job.S * job.K, job.P * job.S * job.K, np.float64)
-    sums = array_at(job.partial + 8 * unit * size, size, np.float64)
-    energies = array_at(job.column_energy + 8 * unit * size, kept, np.float64)
-    fill(row, start * job.S * job.K, stop * job.S * job.K, 0.0)
-    _clear(sums, energies)
-    # the thread's own, for TALL rows at a time
-    col = array_at(scratch, size, kind.stat)
-    energy = array_at(scratch + size * col.itemsize, kept, kind.stat)
-    tiles = array_at(scratch + 2 * size * col.itemsize, 4 * tile_length(job), kind.stat)
-    quarter = (stop - start) // 4
-    for top in range(0, quarter, TALL // 4):
-        _clear(col, energy)
-        for i in range(top, min(quarter, top + TALL // 4)):
-            _sum_four_in_tiles(job, b, start + i, quarter, row, col, energy, tiles, kind)
-        add(sums, col)
-        add(energies, energy)
-    for top in range(start + 4 * quarter, stop, TALL):
-        _clear(col, energy)
-        for p in range(top, min(stop, top + TALL)):
-            _sum_one_in_tiles(job, b, p, row, col, energy, tiles, kind)
-        add(sums, col)
-        add(energies, energy)
+def moments_of_tiles(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+    """Sum G² of a chunk of lines that consist of short slices (K > 1) over rows and columns."""
+    _sum_chunk(job, chunk, scratch, _sum_four_in_tiles, _sum_one_in_tiles, dtypes)
+
+
+class Sums(NamedTuple):
+    """Where a chunk of G² is summed: its rows in double, and in the thread's own memory columns, energies and tiles."""
+
+    b: int
+    row: Array
+    col: Array
+    energy: Array  # empty if it is not wanted
+    tiles: Array
 
 
 @summing
-def _clear(col: Any, energy: Any) -> None:
-    """Set the columns' sums and energies to zero."""
-    fill(col, 0, len(col), narrow(0.0, col[0]))
-    fill(energy, 0, len(energy), narrow(0.0, energy[0]))
-
-
-@summing
-def _sum_four(job: Any, b: int, p: int, quarter: int, row: Any, col: Any, energy: Any, kind: Any) -> None:
-    """Sum four lines that lie a quarter of the unit apart; while they are in the cache, their energy."""
-    item, down, kept = size_of(kind.g), quarter * job.S, col.itemsize
-    step = item * quarter * job.gp
-    for s in range(job.S):
-        g, r = job.g + item * (b * job.gb + p * job.gp + s * job.gs), p * job.S + s
-        for q in range(0, job.Q, WIDTH):
-            width, o = min(WIDTH, job.Q - q), g + item * q
-            g0, g1 = array_at(o, width, kind.g), array_at(o + step, width, kind.g)
-            g2, g3 = array_at(o + 2 * step, width, kind.g), array_at(o + 3 * step, width, kind.g)
-            part = array_at(col.ctypes.data + kept * (s * job.Q + q), width, kind.stat)
-            t0, t1, t2, t3 = squares_of_four(g0, g1, g2, g3, part)
-            row[r] += t0
-            row[r + down] += t1
-            row[r + 2 * down] += t2
-            row[r + 3 * down] += t3
-        if len(energy):
-            r0, r1 = row_scale_of(job, b, row, r, kind.stat), row_scale_of(job, b, row, r + down, kind.stat)
-            r2 = row_scale_of(job, b, row, r + 2 * down, kind.stat)
-            r3 = row_scale_of(job, b, row, r + 3 * down, kind.stat)
-            g0, g1 = array_at(g, job.Q, kind.g), array_at(g + step, job.Q, kind.g)
-            g2, g3 = array_at(g + 2 * step, job.Q, kind.g), array_at(g + 3 * step, job.Q, kind.g)
-            part = array_at(energy.ctypes.data + kept * s * job.Q, job.Q, kind.stat)
-            add_column_energy_of_four(g0, g1, g2, g3, r0, r1, r2, r3, part)
-
-
-@summing
-def _sum_one(job: Any, b: int, p: int, row: Any, col: Any, energy: Any, kind: Any) -> None:
-    """Sum one line, and its energy."""
-    for s in range(job.S):
-        g = array_at(job.g + size_of(kind.g) * (b * job.gb + p * job.gp + s * job.gs), job.Q, kind.g)
-        part, r = array_at(col.ctypes.data + col.itemsize * s * job.Q, job.Q, kind.stat), p * job.S + s
-        for q in range(0, job.Q, WIDTH):
-            row[r] += squares(g[q : q + WIDTH], part[q : q + WIDTH])
-        if len(energy):
-            part = array_at(energy.ctypes.data + col.itemsize * s * job.Q, job.Q, kind.stat)
-            add_column_energy(g, row_scale_of(job, b, row, r, kind.stat), part)
-
-
-@summing
-def _sum_four_in_tiles(
-    job: Any, b: int, p: int, quarter: int, row: Any, col: Any, energy: Any, tiles: Any, kind: Any
+def _sum_chunk(
+    job: Job, chunk: int, scratch: int, sum_four: Callable[..., None], sum_one: Callable[..., None], dtypes: Dtypes
 ) -> None:
+    """Sum a chunk, four lines at a time, a quarter of the chunk apart; then those that are left over.
+
+    The thread's own columns are of TALL rows at a time.
+    """
+    b, start, stop = jobs.span(job, chunk)
+    per_row, size, item = job.S * job.K, job.S * job.Q * job.K, size_of(dtypes.stat)
+    energy_size = size if jobs.energy_in_first_pass(job) else 0
+    col = array_at(job.partial + 8 * chunk * size, size, np.float64)
+    energy = array_at(job.column_energy + 8 * chunk * size, energy_size, np.float64)
+    sums = Sums(
+        b,
+        array_at(job.row + 8 * b * job.P * per_row, job.P * per_row, np.float64),
+        array_at(scratch, size, dtypes.stat),
+        array_at(scratch + item * size, energy_size, dtypes.stat),
+        array_at(scratch + 2 * item * size, 4 * jobs.tile_length(job), dtypes.stat),
+    )
+    lines.fill(sums.row, start * per_row, stop * per_row, 0.0)
+    _clear(col, energy)
+    quarter = (stop - start) // 4
+    for top in range(0, quarter, jobs.TALL // 4):
+        _clear(sums.col, sums.energy)
+        for i in range(top, min(quarter, top + jobs.TALL // 4)):
+            for s in range(job.S):
+                sum_four(job, start + i, quarter, s, sums, dtypes)
+        lines.add(col, sums.col)
+        lines.add(energy, sums.energy)
+    for top in range(start + 4 * quarter, stop, jobs.TALL):
+        _clear(sums.col, sums.energy)
+        for p in range(top, min(stop, top + jobs.TALL)):
+            for s in range(job.S):
+                sum_one(job, p, s, sums, dtypes)
+        lines.add(col, sums.col)
+        lines.add(energy, sums.energy)
+
+
+@summing
+def _clear(col: Array, energy: Array) -> None:
+    """Set the columns' sums and energies to zero."""
+    lines.fill(col, 0, len(col), narrow(0.0, col[0]))
+    lines.fill(energy, 0, len(energy), narrow(0.0, energy[0]))
+
+
+@summing
+def _four_at(job: Job, start: int, step: int, size: int, dtypes: Dtypes) -> Four:
+    """Return stretches of four lines of G, the first from a number on."""
+    g0, g1 = view(job.g, start, size, dtypes.g), view(job.g, start + step, size, dtypes.g)
+    return g0, g1, view(job.g, start + 2 * step, size, dtypes.g), view(job.g, start + 3 * step, size, dtypes.g)
+
+
+@summing
+def _sum_four(job: Job, p: int, quarter: int, s: int, sums: Sums, dtypes: Dtypes) -> None:
+    """Sum four lines that lie a quarter of the chunk apart; while they are in the cache, their energy."""
+    g, step = sums.b * job.gb + p * job.gp + s * job.gs, quarter * job.gp
+    row, r, down = sums.row, p * job.S + s, quarter * job.S
+    for q in range(0, job.Q, jobs.WIDTH):
+        width = min(jobs.WIDTH, job.Q - q)
+        col = view(sums.col.ctypes.data, s * job.Q + q, width, dtypes.stat)
+        t0, t1, t2, t3 = lines.squares_of_four(_four_at(job, g + q, step, width, dtypes), col)
+        row[r] += t0
+        row[r + down] += t1
+        row[r + 2 * down] += t2
+        row[r + 3 * down] += t3
+    if len(sums.energy):
+        r0 = row_scale_of(job, sums.b, row, r, dtypes.stat)
+        r1 = row_scale_of(job, sums.b, row, r + down, dtypes.stat)
+        r2 = row_scale_of(job, sums.b, row, r + 2 * down, dtypes.stat)
+        r3 = row_scale_of(job, sums.b, row, r + 3 * down, dtypes.stat)
+        energy = view(sums.energy.ctypes.data, s * job.Q, job.Q, dtypes.stat)
+        lines.add_column_energy_of_four(_four_at(job, g, step, job.Q, dtypes), (r0, r1, r2, r3), energy)
+
+
+@summing
+def _sum_one(job: Job, p: int, s: int, sums: Sums, dtypes: Dtypes) -> None:
+    """Sum one line, and its energy."""
+    g, row, r = sums.b * job.gb + p * job.gp + s * job.gs, sums.row, p * job.S + s
+    for q in range(0, job.Q, jobs.WIDTH):
+        width = min(jobs.WIDTH, job.Q - q)
+        col = view(sums.col.ctypes.data, s * job.Q + q, width, dtypes.stat)
+        row[r] += lines.squares(view(job.g, g + q, width, dtypes.g), col)
+    if len(sums.energy):
+        energy = view(sums.energy.ctypes.data, s * job.Q, job.Q, dtypes.stat)
+        scale = row_scale_of(job, sums.b, row, r, dtypes.stat)
+        lines.add_column_energy(view(job.g, g, job.Q, dtypes.g), scale, energy)
+
+
+@summing
+def _sum_four_in_tiles(job: Job, p: int, quarter: int, s: int, sums: Sums, dtypes: Dtypes) -> None:
     """Do the same for lines of short slices: a tile takes the sums of a line's slices, and then their scales."""
-    item, down, line, kept = size_of(kind.g), quarter * job.S * job.K, job.Q * job.K, col.itemsize
-    step, size = item * quarter * job.gp, len(tiles) // 4
-    t0, t1, t2, t3 = tiles[:size], tiles[size : 2 * size], tiles[2 * size : 3 * size], tiles[3 * size :]
-    for s in range(job.S):
-        g, r = job.g + item * (b * job.gb + p * job.gp + s * job.gs), (p * job.S + s) * job.K
-        fill(tiles, 0, len(tiles), narrow(0.0, kind.stat))
-        for q in range(0, line, size):
-            width, o = min(size, line - q), g + item * q
-            g0, g1 = array_at(o, width, kind.g), array_at(o + step, width, kind.g)
-            g2, g3 = array_at(o + 2 * step, width, kind.g), array_at(o + 3 * step, width, kind.g)
-            part = array_at(col.ctypes.data + kept * (s * line + q), width, kind.stat)
-            squares_of_four_tiles(g0, g1, g2, g3, part, t0, t1, t2, t3)
-        for i in range(4):
-            tile = tiles[i * size : (i + 1) * size]
-            _from_sums_to_scales(job, b, row, r + i * down, tile, len(energy) > 0, kind.stat)
-        for q in range(0, line if len(energy) else 0, size):
-            width, o = min(size, line - q), g + item * q
-            g0, g1 = array_at(o, width, kind.g), array_at(o + step, width, kind.g)
-            g2, g3 = array_at(o + 2 * step, width, kind.g), array_at(o + 3 * step, width, kind.g)
-            part = array_at(energy.ctypes.data + kept * (s * line + q), width, kind.stat)
-            add_column_energy_of_four(g0, g1, g2, g3, t0, t1, t2, t3, part)
+    g, step = sums.b * job.gb + p * job.gp + s * job.gs, quarter * job.gp
+    line, size = job.Q * job.K, len(sums.tiles) // 4
+    tiles = sums.tiles[:size], sums.tiles[size : 2 * size], sums.tiles[2 * size : 3 * size], sums.tiles[3 * size :]
+    lines.fill(sums.tiles, 0, len(sums.tiles), narrow(0.0, dtypes.stat))
+    for q in range(0, line, size):
+        width = min(size, line - q)
+        col = view(sums.col.ctypes.data, s * line + q, width, dtypes.stat)
+        lines.squares_of_four_tiles(_four_at(job, g + q, step, width, dtypes), col, tiles)
+    for i in range(4):
+        _from_sums_to_scales(job, p + i * quarter, s, sums, sums.tiles[i * size : (i + 1) * size], dtypes.stat)
+    for q in range(0, line if len(sums.energy) else 0, size):
+        width = min(size, line - q)
+        energy = view(sums.energy.ctypes.data, s * line + q, width, dtypes.stat)
+        lines.add_column_energy_of_four(_four_at(job, g + q, step, width, dtypes), tiles, energy)
 
 
 @summing
-def _sum_one_in_tiles(job: Any, b: int, p: int, row: Any, col: Any, energy: Any, tiles: Any, kind: Any) -> None:
+def _sum_one_in_tiles(job: Job, p: int, s: int, sums: Sums, dtypes: Dtypes) -> None:
     """Do the same for one line of short slices."""
-    line, tile = job.Q * job.K, tiles[: len(tiles) // 4]
-    for s in range(job.S):
-        g = array_at(job.g + size_of(kind.g) * (b * job.gb + p * job.gp + s * job.gs), line, kind.g)
-        part, r = array_at(col.ctypes.data + col.itemsize * s * line, line, kind.stat), (p * job.S + s) * job.K
-        fill(tile, 0, len(tile), narrow(0.0, kind.stat))
-        squares_in_tiles(g, part, tile)
-        _from_sums_to_scales(job, b, row, r, tile, len(energy) > 0, kind.stat)
-        if len(energy):
-            part = array_at(energy.ctypes.data + col.itemsize * s * line, line, kind.stat)
-            for q in range(0, line, len(tile)):
-                add_column_energy(g[q : q + len(tile)], tile, part[q : q + len(tile)])
+    g, line, size = sums.b * job.gb + p * job.gp + s * job.gs, job.Q * job.K, len(sums.tiles) // 4
+    tile = sums.tiles[:size]
+    lines.fill(tile, 0, size, narrow(0.0, dtypes.stat))
+    col = view(sums.col.ctypes.data, s * line, line, dtypes.stat)
+    lines.squares_in_tiles(view(job.g, g, line, dtypes.g), col, tile)
+    _from_sums_to_scales(job, p, s, sums, tile, dtypes.stat)
+    for q in range(0, line if len(sums.energy) else 0, size):
+        width = min(size, line - q)
+        energy = view(sums.energy.ctypes.data, s * line + q, width, dtypes.stat)
+        lines.add_column_energy(view(job.g, g + q, width, dtypes.g), tile, energy)
 
 
 @summing
-def _from_sums_to_scales(job: Any, b: int, row: Any, r: int, tile: Any, wanted: bool, stat: Any) -> None:
-    """Add a tile's sums to the rows; if wanted, put the rows' scales into the tile in their place."""
-    gather_slices(tile, job.K, row, r)
-    if wanted:
+def _from_sums_to_scales(job: Job, p: int, s: int, sums: Sums, tile: Array, stat: Any) -> None:
+    """Add a tile's sums to the rows of a line; if energy is wanted, put their scales into the tile in their place."""
+    r = (p * job.S + s) * job.K
+    lines.gather_slices(tile, job.K, sums.row, r)
+    if len(sums.energy):
         for k in range(job.K):
-            tile[k] = row_scale_of(job, b, row, r + k, stat)
-        repeat(tile, 0, job.K, narrow(1.0, stat), tile)
+            tile[k] = row_scale_of(job, sums.b, sums.row, r + k, stat)
+        lines.repeat(tile, 0, job.K, narrow(1.0, stat), tile)
 
 
 @summing
-def moments_of_whole(job: Any, phase: int, unit: int, scratch: int, kind: Any) -> None:
-    """Sum U², X², and a number that is finite if all of G² is, over a unit of an unfactored tensor."""
-    _, start, stop = span(job, unit)
+def moments_of_unfactored(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+    """Sum U², X², and a number that is finite if all of G² is, over a chunk of an unfactored tensor."""
+    _, start, stop = jobs.span(job, chunk)
     u2, x2, seen = 0.0, 0.0, 0.0
-    for p in range(start, stop, WIDTH):
-        width = min(WIDTH, stop - p)
-        g = array_at(job.g + size_of(kind.g) * p, width, kind.g)
-        v = array_at(job.full + size_of(kind.stat) * p, width, kind.stat)
-        m = array_at(job.m + v.itemsize * p, width, kind.stat) if job.momentum == OF_GRADIENT else v
-        energy, total = energy_of_whole(g, v, m, job)
-        u2 += energy if np.isfinite(energy) else energy_of_whole_in_double(g, v, m, job)
+    for p in range(start, stop, jobs.WIDTH):
+        flat = jobs.flat_at(job, p, min(jobs.WIDTH, stop - p), dtypes)
+        energy, total = lines.energy_of_unfactored(flat, job)
+        u2 += energy if np.isfinite(energy) else lines.energy_of_unfactored_in_double(flat, job)
         seen += total
         if job.measures_x:
-            x2 += sum_of_squares(array_at(job.x + size_of(kind.x) * p, width, kind.x), kind.stat)
-    results = array_at(job.units + 8 * RESULTS * unit, RESULTS, np.float64)
-    results[0], results[1], results[2] = u2, x2, seen
+            x2 += lines.sum_of_squares(flat.x, dtypes.stat)
+    jobs.set_results(job, chunk, u2, x2, seen, 0.0)

@@ -1,100 +1,83 @@
-"""The parts of a step as machine code: which there are, and when they are compiled.
+"""The parts of a step as machine code: which of them a tensor needs, and when they are compiled.
 
-A part is one of the functions that take a unit through a phase, compiled for one kind. Parts are called by address. So
-the code that leads from phase to phase knows no types, and is compiled once; none of them contains another one's code;
-and what no tensor needs, as tiles without convolutions, is never compiled.
+A part is one of the functions that take a chunk through a phase, compiled for certain dtypes. A job has the addresses
+of its parts. So the code that leads from phase to phase knows no types, and is compiled once; none of them contains
+another one's code; and what no tensor needs, as tiles without convolutions, is never compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from types import FunctionType
+from collections.abc import Iterator
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import apply, carry, compiling, energy, factors, machine_code, moments
-from adafactor.kernels.cpu.native.elements import Kind
-from adafactor.kernels.cpu.native.job import job_at, numbers
-
-(
-    MOMENTS_OF_LINES, MOMENTS_OF_TILES, MOMENTS_OF_WHOLE, MOMENTS_IN_DOUBLE, MAKE_FACTORS, BLEND,
-    MEASURE_LINES, MEASURE_IN_DOUBLE, APPLY_TO_WHOLE, APPLY_TO_WHOLE_ROUNDED,
-    # those that read the numerator of U
-    ENERGY_OF_LINES, ENERGY_IN_DOUBLE, APPLY_TO_LINES, APPLY_TO_TILES, APPLY_ROUNDED, REPAIR_LINES,
-    PARTS,
-) = numbers(17)  # fmt: skip
-OF_MOMENTUM = PARTS - ENERGY_OF_LINES  # added to the last ones where the numerator is the momentum of the gradient
-
-FUNCTIONS: dict[int, Any] = {
-    MOMENTS_OF_LINES: moments.moments_of_lines,
-    MOMENTS_OF_TILES: moments.moments_of_tiles,
-    MOMENTS_OF_WHOLE: moments.moments_of_whole,
-    MOMENTS_IN_DOUBLE: factors.moments_in_double,
-    MAKE_FACTORS: factors.factors,
-    BLEND: energy.blend_lines,
-    MEASURE_LINES: carry.measure_lines,
-    MEASURE_IN_DOUBLE: carry.measure_in_double,
-    APPLY_TO_WHOLE: apply.apply_to_whole,
-    APPLY_TO_WHOLE_ROUNDED: apply.apply_to_whole_rounded,
-    ENERGY_OF_LINES: energy.energy_of_lines,
-    ENERGY_IN_DOUBLE: energy.energy_in_double,
-    APPLY_TO_LINES: apply.apply_to_lines,
-    APPLY_TO_TILES: apply.apply_to_tiles,
-    APPLY_ROUNDED: apply.apply_rounded,
-    REPAIR_LINES: carry.repair_lines,
-}
-ONE_BY_ONE = {APPLY_TO_LINES: apply.apply_to_lines_one_by_one, APPLY_TO_TILES: apply.apply_to_tiles_one_by_one}
-READS = {  # the types that a part depends on, where not on all: others share its code
-    MAKE_FACTORS: "stat", MEASURE_LINES: "x stat", MEASURE_IN_DOUBLE: "x", MOMENTS_OF_LINES: "g stat",
-    MOMENTS_OF_TILES: "g stat", MOMENTS_IN_DOUBLE: "g stat", BLEND: "g stat", ENERGY_OF_LINES: "g stat",
-    ENERGY_IN_DOUBLE: "g stat",
-}  # fmt: skip
+from adafactor.kernels.cpu.native import apply, carry, compiling, energy, factors, jobs, machine_code, moments
+from adafactor.kernels.cpu.native.elements import Dtypes
+from adafactor.kernels.cpu.native.intrinsics import Array
 
 NAMES = {np.float32: "float32", np.float64: "float64", np.uint16: "bfloat16", np.int16: "float16"}
 
 
-def _part(job: int, phase: int, unit: int, scratch: int) -> None:
-    """Do what a part does; `this_function` and `this_kind` are among its own globals."""
-    this_function(job_at(job), phase, unit, scratch, this_kind)  # type: ignore[name-defined]  # noqa: F821
+def assign(table: Array, dtypes: Dtypes) -> None:
+    """Load or compile the parts of the jobs that are present and have none, and give them the addresses."""
+    without = [job for job in table if job["present"] and not job["apply"]]
+    needed = [list(_needed(job, dtypes)) for job in without]
+    wanted = {
+        name: partial(compiling.machine_code, part, name, arguments=4) for parts in needed for _, (name, part) in parts
+    }
+    found = machine_code.addresses(wanted, f"the step for torch.{NAMES[dtypes.x]}")
+    addresses = dict(zip(wanted, found, strict=True))
+    for job, parts in zip(without, needed, strict=True):
+        for field, (name, _) in parts:
+            job[field] = addresses[name]
 
 
-def _named_part(number: int, kind: Kind) -> tuple[str, Callable[[], bytes]]:
-    """Return the name of a part, and what compiles it."""
-    function = FUNCTIONS[number]
-    if kind.x in (np.uint16, np.int16):
-        function = ONE_BY_ONE.get(number, function)
-    name = "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in kind)])
-    own = {"this_function": function, "this_kind": kind, "job_at": job_at}
-    part = FunctionType(_part.__code__, own, name)
-    return name, lambda: compiling.machine_code(part, name, arguments=4)
+def _needed(job: Any, dtypes: Dtypes) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Go through the parts that a job may need, with the fields for their addresses.
+
+    A part that depends on fewer types is compiled for the statistics' in place of the others.
+    """
+    x, g, stat = dtypes
+    u = stat if job["momentum"] == jobs.OF_GRADIENT else g  # the numerator of U
+    tiled, rounded, narrow = job["K"] > 1, job["rounding"] != jobs.NEAREST, x in (np.uint16, np.int16)
+    if job["measures_x"] and stat is np.float32:
+        yield "measure_in_double", _part(carry.measure_in_double, x, stat, stat)
+    if job["estimator"] == jobs.FULL:
+        step = apply.apply_to_unfactored_rounded if rounded else apply.apply_to_unfactored
+        yield "moments", _part(moments.moments_of_unfactored, x, g, stat)
+        yield "apply", _part(step, x, g, stat)
+        return
+    yield "moments", _part(moments.moments_of_tiles if tiled else moments.moments_of_lines, stat, g, stat)
+    yield "moments_in_double", _part(factors.moments_in_double, stat, g, stat)
+    yield "factors", _part(factors.factors, stat, stat, stat)
+    if job["momentum"] == jobs.OF_GRADIENT or job["count"] != prod(int(job[axis]) for axis in "BPSQK"):
+        yield "energy", _part(energy.energy_of_lines, stat, u, stat)
+    if stat is np.float32:
+        yield "energy_in_double", _part(energy.energy_in_double, stat, u, stat)
+    if job["momentum"] == jobs.OF_GRADIENT:
+        yield "blend", _part(energy.blend_lines, stat, g, stat)
+    if rounded:
+        step = apply.apply_rounded
+    elif narrow:
+        step = apply.apply_to_tiles_one_by_one if tiled else apply.apply_to_lines_one_by_one
+    else:
+        step = apply.apply_to_tiles if tiled else apply.apply_to_lines
+    yield "apply", _part(step, x, u, stat)
+    if job["carries_x2"]:
+        yield "measure", _part(step, x, u, stat)
+        yield "correct", _part(carry.correct_lines, x, u, stat)
+    elif job["measures_x"]:
+        yield "measure", _part(carry.measure_lines, x, stat, stat)
 
 
-class Parts:
-    """The addresses of the parts of one kind; 0 where one is not compiled yet."""
+def _part(function: Any, x: Any, g: Any, stat: Any) -> tuple[str, Any]:
+    """Return the name of a part, and the function that is to be compiled."""
+    dtypes = Dtypes(x, g, stat)
 
-    def __init__(self, kind: Kind):
-        """Start with none."""
-        self.kind = kind
-        self.addresses = np.zeros(PARTS + OF_MOMENTUM, np.int64)
-        self.address, self.stat_size = self.addresses.ctypes.data, np.dtype(kind.stat).itemsize
+    def part(job: int, phase: int, chunk: int, scratch: int) -> None:
+        function(jobs.job_at(job), phase, chunk, scratch, dtypes)
 
-    def compile(self, missing: int) -> None:
-        """Load or compile the parts whose bits are set."""
-        numbers = [number for number in range(len(self.addresses)) if missing >> number & 1]
-        named = list(map(self._named, numbers))  # a part and its twin that reads the momentum may have one name
-        wanted = dict(named)
-        found = machine_code.addresses(wanted, f"the step for torch.{NAMES[self.kind.x]}")
-        address = dict(zip(wanted, found, strict=True))
-        self.addresses[numbers] = [address[name] for name, _ in named]
-
-    def _named(self, number: int) -> tuple[str, Callable[[], bytes]]:
-        x, g, stat = self.kind
-        if number >= PARTS:
-            number, g = int(number - OF_MOMENTUM), stat
-        reads = READS.get(number, "x g stat")
-        return _named_part(number, Kind(x if "x" in reads else stat, g if "g" in reads else stat, stat))
-
-
-parts_of = lru_cache(maxsize=None)(Parts)
+    return "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in dtypes)]), part

@@ -1,0 +1,355 @@
+"""One tensor as a record that Python fills in by name and the loops read; its chunks, its lines and its scratch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast, get_type_hints
+
+import numpy as np
+from numba.extending import register_jitable
+
+from adafactor.kernels import memory_order
+from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written, summing
+from adafactor.kernels.cpu.native.elements import Dtypes
+from adafactor.kernels.cpu.native.intrinsics import Array, array_at, view
+
+WIDTH, RESULTS = memory_order.WIDTH, memory_order.RESULTS
+TALL = 64  # rows that are summed in the statistics' precision
+TINY = 1e-30  # a mean square below which squares in float32 lose digits, or vanish
+
+
+def numbers(count: int) -> list[int]:
+    """Return 0, 1, … as NumPy's integers: for every one of Python's, Numba compiles what is called with it anew."""
+    return cast(list[int], list(map(np.int64, range(count))))
+
+
+OUTER, ROW, COLUMN, FULL = range(4)  # estimator: along P and Q, along P only, along Q only, unfactored
+NONE, OF_UPDATE, OF_GRADIENT = range(3)  # momentum
+NEAREST, STOCHASTIC, KAHAN = range(3)  # rounding
+MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, CORRECT, END = numbers(8)  # the phases of a step
+CHECK = END + 1  # no phase: asks the loop of APPLY to sum two lines again (see `carry`)
+FIRST, SECOND, THIRD = numbers(3)  # of a chunk's results
+
+
+class Job:
+    """The fields of a job. An address of 0 stands for what the tensor does not have."""
+
+    # Geometry: B × P × S × Q × K (see `native`), and the strides of X and of G along B, P and S.
+    B: int
+    P: int
+    S: int
+    Q: int
+    K: int
+    xb: int
+    xp: int
+    xs: int
+    gb: int
+    gp: int
+    gs: int
+    rows: int  # P's per chunk
+    chunks: int  # per B
+    # Choices.
+    estimator: int
+    swapped: int  # P is the paper's column axis
+    momentum: int
+    rounding: int
+    relative: int
+    measures_x: int  # ΣX² is wanted before X is written
+    ignore: int  # whether G is finite
+    # Constants; of the whole tensor, where this is a shard.
+    n_rows: float  # the lengths by which sums become means
+    n_cols: float
+    eps1: float
+    eps2: float
+    clip: float  # 0: no clipping
+    count: float  # elements
+    sign: float  # −1 to maximise
+    # Addresses of X, G and the state.
+    x: int
+    g: int
+    full: int
+    m: int
+    compensation: int
+    t: int
+    row_state: int  # R along P, C along Q
+    col_state: int
+    row_offsets: int  # where the state keeps each entry of a factor, in elements; 0: in the order of memory
+    col_offsets: int
+    known_mean: int  # mean(R), where only a part of R is here; 0: it is computed
+    # Random numbers: the keys of this step; the number of X's first element, and what is added along B, P, S, Q·K.
+    key1: int
+    key2: int
+    origin: int
+    nb: int
+    np: int
+    ns: int
+    nq: int
+    # This step: a job that is not present is passed over; the rates.
+    present: int
+    beta2: float
+    w1: float
+    w2: float
+    rho: float
+    decay: float
+    # Results of this step, which is X·decay − scale·U.
+    taken: int
+    is_clipped: int
+    finite: float  # a number that is finite if all of G² is
+    u2: float
+    x2: float
+    scale: float
+    alpha: float
+    rms_x: float
+    rms_u: float
+    # Carried from step to step, and what became of it in this step (see `carry`).
+    carries_x2: int
+    x2_confirmed: int
+    heaviest_line: int
+    x2_after: float
+    heaviest_x2: float
+    reads_x2: int
+    needs_correction: int
+    checked_x2: float
+    scale_used: float
+    # For the report: counts since they were last read, and the last step that was taken.
+    steps: int
+    clipped: int
+    skipped: int
+    noted_beta2: float
+    noted_alpha: float
+    noted_rms_x: float
+    noted_rms_u: float
+    # Addresses of the machine code for the phases, set by `parts`; 0: not needed, or not loaded yet.
+    moments: int
+    moments_in_double: int
+    factors: int
+    blend: int
+    energy: int
+    energy_in_double: int
+    measure: int
+    measure_in_double: int
+    apply: int
+    correct: int
+    # Addresses of scratch, in the order of `memory_order.scratch_lengths`.
+    row: int
+    col: int
+    row_scale: int
+    col_scale: int
+    means: int
+    partial: int
+    column_energy: int
+    results: int
+
+
+def record(fields: type) -> np.dtype[Any]:
+    """Return the NumPy type of a record with the fields that a class declares."""
+    hints = get_type_hints(fields)
+    return np.dtype([(name, np.int64 if dtype is int else np.float64) for name, dtype in hints.items()])
+
+
+JOB = record(Job)
+SCRATCH = "row", "col", "row_scale", "col_scale", "means", "partial", "column_energy", "results"
+scratch_lengths = register_jitable(**OPTIONS)(memory_order.scratch_lengths)
+
+
+def new_jobs(count: int) -> Array:
+    """Make a table of jobs: all fields are zero but those with another default."""
+    jobs = np.zeros(count, JOB)
+    jobs["present"] = jobs["x2_confirmed"] = 1
+    jobs["sign"] = jobs["decay"] = 1.0
+    jobs["x2_after"] = np.nan
+    return jobs
+
+
+@as_written
+def job_at(address: int) -> Job:
+    """Return the job at an address."""
+    job: Job = array_at(address, 1, JOB)[0]
+    return job
+
+
+# ---- lines
+
+
+class Source(NamedTuple):
+    """Where G lies, or the momentum in its place: an address, and strides along B, P, S."""
+
+    address: int
+    b: int
+    p: int
+    s: int
+
+
+class Line(NamedTuple):
+    """Where a line lies: its number, and where it begins in X, in the numerator of U and in 1/√C, in elements."""
+
+    number: int
+    x: int
+    g: int
+    col: int
+
+
+class Stretch(NamedTuple):
+    """A stretch of a line: X, the momentum, the numerator of U, and 1/√C."""
+
+    x: Array
+    m: Array
+    g: Array
+    col: Array
+
+
+class Flat(NamedTuple):
+    """A stretch of an unfactored tensor: all that lies along it."""
+
+    x: Array
+    compensation: Array
+    m: Array
+    g: Array
+    v: Array
+
+
+@summing
+def gradient(job: Job) -> Source:
+    """Say where G lies."""
+    return Source(job.g, job.gb, job.gp, job.gs)
+
+
+@summing
+def numerator(job: Job) -> Source:
+    """Say where the numerator of U lies: the momentum of the gradient, if there is one, else G."""
+    if job.momentum == OF_GRADIENT:
+        return Source(job.m, job.xb, job.xp, job.xs)
+    return gradient(job)
+
+
+@summing
+def span(job: Job, chunk: int) -> tuple[int, int, int]:
+    """Return a chunk's index along B, its first P, and the P after its last."""
+    b = chunk // job.chunks
+    start = (chunk - b * job.chunks) * job.rows
+    return b, start, min(job.P, start + job.rows)
+
+
+@summing
+def line_at(job: Job, of: Source, b: int, p: int, s: int) -> Line:
+    """Return the line at p and s."""
+    return Line(
+        (b * job.P + p) * job.S + s,
+        b * job.xb + p * job.xp + s * job.xs,
+        b * of.b + p * of.p + s * of.s,
+        (b * job.S + s) * job.Q * job.K,
+    )
+
+
+@summing
+def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, dtypes: Dtypes) -> Stretch:
+    """Return at most `size` numbers of a line, from q on."""
+    width = min(size, job.Q * job.K - q)
+    return Stretch(
+        view(job.x, line.x + q, width, dtypes.x),
+        view(job.m, line.x + q, width, dtypes.stat),
+        view(of.address, line.g + q, width, dtypes.g),
+        view(job.col_scale, line.col + q, width, dtypes.stat),
+    )
+
+
+@summing
+def flat_at(job: Job, start: int, size: int, dtypes: Dtypes) -> Flat:
+    """Return `size` numbers of an unfactored tensor; V̂ stands in for a momentum that there is not."""
+    v = view(job.full, start, size, dtypes.stat)
+    return Flat(
+        view(job.x, start, size, dtypes.x),
+        view(job.compensation, start, size, dtypes.x),
+        view(job.m, start, size, dtypes.stat) if job.momentum != NONE else v,
+        view(job.g, start, size, dtypes.g),
+        v,
+    )
+
+
+@summing
+def tile_length(job: Job) -> int:
+    """Return the length of a tile: 2ⁱ·K numbers, about WIDTH/4.
+
+    That is long enough to vectorise when K is small; and a power of two of slices can be filled by doubling.
+    """
+    size = job.K
+    while 2 * size <= min(job.Q * job.K, WIDTH // 4):
+        size *= 2
+    return size
+
+
+# ---- sums
+
+
+@as_written
+def elements_of(job: Job) -> int:
+    """Return how many elements of the tensor are here."""
+    return job.B * job.P * job.S * job.Q * job.K
+
+
+@as_written
+def set_results(job: Job, chunk: int, first: float, second: float, third: float, fourth: float) -> None:
+    """Leave a chunk's sums for the end of the phase."""
+    results = view(job.results, RESULTS * chunk, RESULTS, np.float64)
+    results[0], results[1], results[2], results[3] = first, second, third, fourth
+
+
+@as_written
+def total_of(job: Job, which: int) -> float:
+    """Add up one of the results over the chunks, always in the same order."""
+    total, results = 0.0, array_at(job.results, RESULTS * job.B * job.chunks, np.float64)
+    for i in range(which, len(results), RESULTS):
+        total += results[i]
+    return total
+
+
+@as_written
+def is_accurate(job: Job, total: float) -> bool:
+    """Say whether a sum of squares that was taken in float32 is right: neither overflow nor underflow took part."""
+    return np.isfinite(total) and total >= TINY * elements_of(job)
+
+
+@as_written
+def energy_in_first_pass(job: Job) -> bool:
+    """Say whether ΣU² comes out of the first pass (see `energy`): where all of R is here, and U is made of G."""
+    return job.estimator != FULL and job.momentum != OF_GRADIENT and job.count == elements_of(job)
+
+
+# ---- scratch
+
+
+@as_written
+def thread_scratch(job: Job) -> int:
+    """Return how many numbers of the statistics' type a thread needs for a job, besides the job's own scratch.
+
+    They are the sums and the energy of a chunk's columns, four tiles, and a stretch of a line.
+    """
+    return 2 * job.S * job.Q * job.K + 4 * max(job.K, WIDTH // 4) + WIDTH
+
+
+@as_written
+def scratch_of(job: Job) -> tuple[int, ...]:
+    """Return the lengths of a job's scratch vectors, in doubles."""
+    return scratch_lengths((job.B, job.P, job.S, job.Q, job.K), job.chunks, job.estimator != FULL)
+
+
+@as_written
+def scratch_size(job: Job) -> int:
+    """Return how many doubles of scratch a job needs."""
+    size = 0
+    for length in scratch_of(job):
+        size += length
+    return size
+
+
+@as_written
+def assign_addresses(job: Job, base: int) -> None:
+    """Lay out a job's scratch from an address on: its vectors, one after the other."""
+    row, col, row_scale, col_scale, means, partial, column_energy, _ = scratch_of(job)
+    job.row = base
+    job.col = job.row + 8 * row
+    job.row_scale = job.col + 8 * col
+    job.col_scale = job.row_scale + 8 * row_scale
+    job.means = job.col_scale + 8 * col_scale
+    job.partial = job.means + 8 * means
+    job.column_energy = job.partial + 8 * partial
+    job.results = job.column_energy + 8 * column_energy
