@@ -189,12 +189,13 @@ def _our_state(setting: Setting, shard: Shard) -> StateBytes:
 
 
 def _our_temporary(setting: Setting, shards: Sequence[Shard], situation: Situation) -> int:
-    # parameters step one after the other, but sharded ones all at once
-    vectors = sum if any(whole != part for whole, part in shards) else max
-    if situation.device == "cpu":
-        return vectors(map(compiled_vectors, shards))
-    block = max(min(prod(part), BLOCK_DEVICE) for _, part in shards) * BLOCK_BYTES[setting.dtype, setting.rounding]
-    return block + vectors(12 * _our_statistics(shard) for shard in shards)  # means in double, scales in float32
+    if situation.device == "cpu":  # parameters step one after the other, but sharded ones all at once
+        return (sum if any(whole != part for whole, part in shards) else max)(map(compiled_vectors, shards))
+    element = BLOCK_BYTES[setting.dtype, setting.rounding]
+    if setting.momentum and setting.rounding == "nearest":
+        element += FLOAT.itemsize  # the momentum where a step is taken, and zeros where it is not
+    block = max(min(prod(part), BLOCK_DEVICE) for _, part in shards) * element
+    return block + 3 * 8 * sum(map(_our_statistics, shards))  # means of all, packed, and averages, in double
 
 
 def _our_statistics(shard: Shard) -> int:

@@ -98,6 +98,7 @@ class Batch:
                         total[factor.key] = add(
                             total.get(factor.key), sums.sum_along(q, axis), block, axis, tuple(shape)
                         )
+                del g, q  # before the next block's are made
         rows, cols = (
             None if factor is None else factor.means([total[factor.key] for total in totals], shrink, eps1)
             for factor in (self.row, self.col)
@@ -181,6 +182,7 @@ class Batch:
                 change.masked_fill_(self._at(masked, i), 0)
             if is_plain and isinstance(scale, Tensor):
                 part(member.x, block).addcmul_(change, self._at(scale, i), value=-1)
+                del change  # before the next block's is made
                 continue
             change.mul_(self._at(scale, i))  # last: α·r alone may leave float32
             if s.beta1 and s.momentum_of == "update":
@@ -188,6 +190,7 @@ class Batch:
                 m.lerp_(change, self._at(weight, i))
                 change = m if mask is None else m * self._at(mask, i)
             self._write(i, member, block, change, self._at(self._narrow(decay), i))
+            del change
         if self.pack is not None:
             self._unpack()
         self._count_step()
