@@ -52,7 +52,7 @@ def test_every_file_and_table_that_contributing_names_exists() -> None:
 
 def test_the_good_output_that_the_gpu_page_shows_is_what_check_prints() -> None:
     [line] = re.findall(r"^    (All is right.*)$", (ROOT / "docs" / "gpu.md").read_text(), re.M)
-    assert line in (ROOT / "src" / "adafactor" / "check" / "gpu.py").read_text()
+    assert line in (ROOT / "src" / "adafactor" / "cli" / "check.py").read_text()
 
 
 @pytest.mark.parametrize("code", BLOCKS)

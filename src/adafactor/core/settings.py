@@ -85,7 +85,7 @@ class Settings:
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Settings:
         """The settings of a parameter group, which may have been edited since the last step."""
-        return cls(**{f.name: group[f.name] for f in fields(cls)})
+        return cls(**{f.name: group[f.name] for f in fields(cls) if f.name in group})
 
     @cached_property
     def without_rates(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import torch
 
 from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
 from adafactor.kernels import memory_order
-from adafactor.kernels.eager.blocks import BLOCK_DEVICE
+from adafactor.kernels.eager.blocks import BLOCK_DEVICE, ROUNDED
 from adafactor.planning.models import Shape
 
 FLOAT, SHORT = torch.float32, torch.bfloat16
@@ -194,7 +194,8 @@ def _our_temporary(setting: Setting, shards: Sequence[Shard], situation: Situati
     element = BLOCK_BYTES[setting.dtype, setting.rounding]
     if setting.momentum and setting.rounding == "nearest":
         element += FLOAT.itemsize  # the momentum where a step is taken, and zeros where it is not
-    block = max(min(prod(part), BLOCK_DEVICE) for _, part in shards) * element
+    longest = BLOCK_DEVICE if setting.rounding == "nearest" else BLOCK_DEVICE // ROUNDED
+    block = max(min(prod(part), longest) for _, part in shards) * element
     return block + 3 * 8 * sum(map(_our_statistics, shards))  # means of all, packed, and averages, in double
 
 

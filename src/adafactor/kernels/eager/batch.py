@@ -176,7 +176,7 @@ class Batch:
             decay = _where(mask, decay, 1.0) if s.weight_decay else 1.0
         scale, weight, masked = self._narrow(scale), self._narrow(weight), None if mask is None else ~mask
         is_plain = not s.beta1 and not s.weight_decay and not self.on_host and s.rounding == "nearest"
-        for i, member, block in self._blocks():
+        for i, member, block in self._blocks(self.parameters[0].rounding):
             change = self._direction(direction, operands, i, member, block)
             if masked is not None:
                 change.masked_fill_(self._at(masked, i), 0)
@@ -238,9 +238,9 @@ class Batch:
             if factor is not None:
                 factor.mask = mask
 
-    def _blocks(self) -> Iterator[tuple[int, Member, Block]]:
+    def _blocks(self, rounding: str = "nearest") -> Iterator[tuple[int, Member, Block]]:
         for i, member in enumerate(self._members):
-            for block in blocks(member.g):
+            for block in blocks(member.g, rounding):
                 yield i, member, block
 
     def _gradient(self, i: int, block: Block) -> Tensor:

@@ -13,17 +13,18 @@ from adafactor.core.factoring import sum_dtype
 Block = tuple[slice, ...] | None  # None: the tensor is one block
 
 BLOCK_CPU = 2**20  # elements: a float32 block is 4 MB and stays in a shared cache; smaller ones measured slower
-BLOCK_DEVICE = 2**25  # elements: a pass holds at most three float32 blocks, 400 MB, and needs few launches
+BLOCK_DEVICE = 2**25  # elements: a pass takes at most 12 bytes for each, 400 MB, and needs few launches
+ROUNDED = 4  # other roundings than to nearest take up to 32 bytes for each, so their blocks are so much smaller
 
 
-def block_size(t: Tensor) -> int:
+def block_size(t: Tensor, rounding: str = "nearest") -> int:
     """How many elements one block may have."""
-    return BLOCK_CPU if t.is_cpu else BLOCK_DEVICE
+    return BLOCK_CPU if t.is_cpu else BLOCK_DEVICE if rounding == "nearest" else BLOCK_DEVICE // ROUNDED
 
 
-def blocks(t: Tensor) -> Iterator[Block]:
+def blocks(t: Tensor, rounding: str = "nearest") -> Iterator[Block]:
     """Divide a tensor into blocks that follow its memory: the axes of the longest strides are divided first."""
-    size, inner = block_size(t), t.numel()
+    size, inner = block_size(t, rounding), t.numel()
     if inner <= size:
         return iter([None])
     chunk = list(t.shape)
