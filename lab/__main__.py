@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
     page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
-    page.add_argument("--documents", action="store_true", help="also put the tables into docs/, between their marks")
+    page.add_argument("--documents", action="store_true", help="also write the tables and pictures in docs/")
 
     several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
     several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")

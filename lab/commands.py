@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import demo, experiments, records, results, significance, vocabulary, wmt
+from lab import demo, experiments, pictures, records, results, significance, vocabulary, wmt
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
 from lab.files import LockedError, put_between, write_text
@@ -171,9 +171,12 @@ def write_report(arguments: argparse.Namespace) -> int:
     folder = arguments.records or (_cache(arguments) / "records" if papers else RECORDS)
     _write_page(folder, arguments.output, arguments.scale)
     if arguments.documents:
-        for document, text in documents(_of_the_paper(folder)).items():
+        found = _of_the_paper(folder)
+        for document, text in documents(found).items():
             put_between(document, *MARKS, text)
             print(f"The tables are in {document}")
+        for picture in pictures.draw(found):
+            print(f"Drawn: {picture}")
     return 0
 
 
