@@ -30,7 +30,6 @@ from lab.results import (
     spread,
     sweep_curve,
 )
-from lab.significance import paired
 
 
 def _record(job: Job, loss: float, bleu: float = 5.0, **ways: float) -> Record:
@@ -269,11 +268,13 @@ def test_paired_bootstrap_tells_a_better_translation_from_an_equal_one() -> None
     def record(name: str, texts: list[str]) -> dict[str, Any]:
         return {"name": name, "translations": pack({"last": texts})}
 
-    found = paired(record("good", right), record("bad", broken(0)), pairs, "last")
-    assert [one["domain"] for one in found] == ["all", "d0", "d1"]
-    assert found[0]["bleu"][0] == 100.0 > found[0]["bleu"][1]
-    assert found[0]["p"] < 0.01
-    assert paired(record("one", broken(0)), record("two", broken(1)), pairs, "last")[0]["p"] > 0.3
+    def p_value(*records: dict[str, Any]) -> float:
+        (line,) = compare.significance(list(records), pairs, "last")
+        assert line.startswith("second − first: ")
+        return float(line.rpartition(" = ")[2])
+
+    assert p_value(record("first", right), record("second", broken(0))) < 0.01
+    assert p_value(record("first", broken(0)), record("second", broken(1))) > 0.3
 
 
 def test_the_best_step_sizes_are_those_of_the_records() -> None:
