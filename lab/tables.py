@@ -124,35 +124,28 @@ def over_the_run(records: list[Record]) -> Table | None:
 
 def step_sizes(records: list[Record]) -> Table | None:
     """The step-size sweep of the compared rows."""
+    every = sorted({r["config"]["multiplier"] for row in SWEPT for r in results.select(records, "quarter", row=row)})
     rows = []
-    for way in WAYS:
-        for row, warm in (COMPARED[name] for name in SWEPT):
-            runs = results.select(records, "quarter", row=row, warmup=warm)
-            curve = dict(results.sweep_curve(runs, way))
-            if curve:
-                best = min(curve, key=lambda m: curve[m])
-                scores = {m: results.mean(results.test_bleu(r, way) for r in runs if r["config"]["multiplier"] == m)
-                          for m in curve}  # fmt: skip
-                cells = [f"**{v:.2f}**" if m == best else f"{v:.2f}" for m, v in _all(curve, records)]
-                bleus = [number(scores.get(m, math.nan), 1) for m, _ in _all(curve, records)]
-                rows.append([WAY_NAMES[way], row, *(c.replace("nan", "–") for c in cells), *bleus])
+    for row, warm in (COMPARED[name] for name in SWEPT):
+        runs = results.select(records, "quarter", row=row, warmup=warm)
+        losses = dict(results.sweep_curve(runs, "decayed"))
+        if losses:
+            best = min(losses, key=lambda m: losses[m])
+            cells = [number(losses.get(m, math.nan)) for m in every]
+            scores = [results.mean(results.test_bleu(r, "decayed") for r in runs if r["config"]["multiplier"] == m)
+                      for m in every]  # fmt: skip
+            cells[every.index(best)] = f"**{losses[best]:.2f}**"
+            rows.append([row, *cells, *(number(score, 1) for score in scores)])
     if not rows:
         return None
-    seen = [f"×{m:g}" for m, _ in _all({}, records)]
-    heads = ["weights", "row", *(f"loss {m}" for m in seen), *(f"BLEU {m}" for m in seen)]
+    heads = ["row", *(f"loss ×{m:g}" for m in every), *(f"BLEU ×{m:g}" for m in every)]
     scale = SCALES["quarter"]
     note = (
-        f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, {scale.test} test sentences, one seed; "
-        "at ×3 and ×6 the mean over those that were run. The best dev loss of a line is bold. A row's step size for "
-        "the full length is that of its lowest dev loss after the decay to zero."
+        f"`small` at a quarter of its length: {scale.steps:,} steps and a decay to zero, {scale.test} test sentences, "
+        "one seed; at ×3 and ×6 the mean over those that were run. A row's step size for the full length is that of "
+        "its lowest dev loss, in bold."
     )
-    return Table("Which step size suits which row", note, heads, rows, 2)
-
-
-def _all(curve: dict[float, float], records: list[Record]) -> list[tuple[float, float]]:
-    """The curve at every step size that any compared row has."""
-    seen = {r["config"]["multiplier"] for row in SWEPT for r in results.select(records, "quarter", row=row)}
-    return [(m, curve.get(m, math.nan)) for m in sorted(seen)]
+    return Table("Which step size suits which row", note, heads, rows)
 
 
 def suspects(records: list[Record]) -> Table | None:
