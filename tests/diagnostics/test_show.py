@@ -138,4 +138,4 @@ def test_a_callback_gets_figures_by_name_and_the_step() -> None:
     with pytest.raises(ValueError, match="which='loss'"):
         figures([], ["loss"])
     with pytest.raises(TypeError, match="add_scalar"):
-        to_tensorboard("runs")  # type: ignore[arg-type]
+        to_tensorboard("runs")

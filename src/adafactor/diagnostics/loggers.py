@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from statistics import median
-from typing import Protocol
+from typing import Any
 
 from adafactor.core.record import Record
 from adafactor.diagnostics.report import Report, Sink
 
 METRICS = ("rms_update", "clip_rate", "relative_change")  # unless others are asked for
 ALL_METRICS = ("rms_update", "clip_rate", "step_size", "rms_parameter", "relative_change", "beta2", "skipped")
-
-
-class Writer(Protocol):
-    """What is used of `torch.utils.tensorboard.SummaryWriter`."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Write one number."""
 
 
 def figures(records: Iterable[Record], which: Iterable[str] = METRICS) -> dict[str, float]:
@@ -59,7 +52,7 @@ def to_callback(function: Callable[[dict[str, float], int], object], which: Iter
     return sink
 
 
-def to_tensorboard(writer: Writer, which: Iterable[str] = METRICS) -> Sink:
+def to_tensorboard(writer: Any, which: Iterable[str] = METRICS) -> Sink:
     """Make a sink that writes `rms_update/<parameter>` and so on, and `adafactor/rms_update_max` for a first look.
 
     Args:
