@@ -111,7 +111,7 @@ def train(name: str, steps: int, every: int) -> tuple[History, float]:
             optimizer.step()
             losses.append(loss.item())
             watch.add_loss(losses[-1])
-    print(*diagnose(history) or ["nothing found in the optimizer's figures"], *moment.compare()[:2], sep="\n\n")
+    print(*diagnose(history) or ["nothing found in the optimizer's metrics"], *moment.compare()[:2], sep="\n\n")
     last = losses[-max(1, steps // 10) :]
     return history, sum(last) / len(last)
 

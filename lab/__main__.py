@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from lab import commands
+from lab import commands, experiments
 from lab.corpus import PARTS, CorpusError
 from lab.presets import SCALES
 from lab.table import ROWS, TABLE_3
@@ -58,14 +58,15 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--accumulate", type=int, default=1, metavar="N", help="a step in N passes, for a smaller card")
     one.add_argument("--again", action="store_true", help="forget an earlier result of the same run")
 
-    for name, text, work in (
-        ("table", "Table 2: all rows, with and without warm-up", commands.run_table),
-        ("table3", "Table 3: three embedding schemes", commands.run_table_3),
-        ("figure", "Figure 1: RMS(U) for slow and fast decay", commands.run_figure),
+    for name, text, jobs, scale in (
+        ("table", "Table 2: all rows, with and without warm-up", experiments.table_2, "mini"),
+        ("table3", "Table 3: three embedding schemes", experiments.table_3, "mini"),
+        ("figure", "Figure 1: RMS(U) for slow and fast decay", experiments.figure, "mini"),
+        ("sweep", "stability: final loss over the step size", experiments.sweep, "hard"),
     ):
-        several = _command(add(name, help=text), work)
-        _table_options(several, "mini")
-    _table_options(_command(add("sweep", help="stability: final loss over the step size"), commands.run_sweep), "hard")
+        several = _command(add(name, help=text), commands.run_table)
+        several.set_defaults(jobs=jobs)
+        _table_options(several, scale)
     short = _command(add("precision", help="bfloat16 weights with each way of rounding"), commands.precision_runs)
     short.add_argument("--render", action="store_true", help="write docs/precision.md's tables and figure, run nothing")
     _command(add("reproduce", help="everything that is missing, two processes at a time"), commands.reproduce)
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
     page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
-    page.add_argument("--documents", action="store_true", help="also put the tables into docs/, between their marks")
+    page.add_argument("--documents", action="store_true", help="also write the tables and pictures in docs/")
 
     several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
     several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")
@@ -90,10 +91,6 @@ def parser() -> argparse.ArgumentParser:
     say = _command(add("translate", help="translate a sentence with a trained run"), commands.translate_one)
     say.add_argument("sentence")
     say.add_argument("--run", help="the run's name (default: the newest with weights)")
-
-    speed = _command(add("throughput", help="tokens/s against the same model from torch.nn"), commands.throughput)
-    speed.add_argument("--scale", choices=list(SCALES), default="small")
-    speed.add_argument("--steps", type=int, default=30)
     return top
 
 

@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import demo, experiments, records, results, significance, vocabulary, wmt
+from lab import demo, experiments, pictures, records, results, vocabulary, wmt
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
 from lab.files import LockedError, put_between, write_text
@@ -78,23 +78,22 @@ def run_one(arguments: argparse.Namespace) -> int:
 
 
 def run_table(arguments: argparse.Namespace) -> int:
-    """Run what is missing of Table 2."""
-    return _run_all(arguments, lambda scale: experiments.table_2(scale, arguments.seed))
-
-
-def run_table_3(arguments: argparse.Namespace) -> int:
-    """Run what is missing of Table 3."""
-    return _run_all(arguments, lambda scale: experiments.table_3(scale, arguments.seed))
-
-
-def run_figure(arguments: argparse.Namespace) -> int:
-    """Run what is missing of Figure 1."""
-    return _run_all(arguments, lambda scale: experiments.figure(scale, arguments.seed))
-
-
-def run_sweep(arguments: argparse.Namespace) -> int:
-    """Run what is missing of the stability sweep."""
-    return _run_all(arguments, lambda scale: experiments.sweep(scale, arguments.seed))
+    """Run what is missing of a table or figure."""
+    scale = SCALES[arguments.scale]
+    if _refused(arguments, scale, "--devices", arguments.devices):
+        return 2
+    corpus, cache = _corpus(arguments), _cache(arguments)  # built here once, before several processes ask for it
+    if corpus.name == "generated" != arguments.corpus:
+        print("Without the corpus there is nothing to reproduce; `demo` works with the generated task.")
+        return 2
+    scale = replace(scale, autocast=arguments.bfloat16)
+    vocabulary.train(corpus, scale.vocabulary, cache)
+    label = _corpus_label(corpus)
+    jobs = [replace(job, corpus=label) for job in arguments.jobs(scale, arguments.seed)]
+    common = [*_corpus_words(arguments), *["--compile"] * arguments.compile]
+    slots = [["--device", device, *common] for device in arguments.devices or ("cpu", "cpu")]
+    folder = arguments.records or (RECORDS if corpus.name == "debian" else cache / "records")
+    return 1 if run_missing(jobs, folder, cache, corpus.fingerprint(), slots) else 0
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
@@ -135,23 +134,6 @@ def precision_runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run_all(arguments: argparse.Namespace, jobs_of: Callable[[Scale], list[Job]]) -> int:
-    scale = SCALES[arguments.scale]
-    if _refused(arguments, scale, "--devices", arguments.devices):
-        return 2
-    corpus, cache = _corpus(arguments), _cache(arguments)  # built here once, before several processes ask for it
-    if corpus.name == "generated" != arguments.corpus:
-        print("Without the corpus there is nothing to reproduce; `demo` works with the generated task.")
-        return 2
-    vocabulary.train(corpus, scale.vocabulary, cache)
-    label = _corpus_label(corpus)
-    jobs = [replace(job, corpus=label) for job in jobs_of(replace(scale, autocast=arguments.bfloat16))]
-    common = [*_corpus_words(arguments), *["--compile"] * arguments.compile]
-    slots = [["--device", device, *common] for device in arguments.devices or ("cpu", "cpu")]
-    folder = arguments.records or (RECORDS if corpus.name == "debian" else cache / "records")
-    return 1 if run_missing(jobs, folder, cache, corpus.fingerprint(), slots) else 0
-
-
 def _refused(arguments: argparse.Namespace, scale: Scale, option: str, device: object) -> bool:
     """Say why the paper's own setting is not run on another text, or on a CPU that nobody has named."""
     if not is_papers(scale):
@@ -171,9 +153,12 @@ def write_report(arguments: argparse.Namespace) -> int:
     folder = arguments.records or (_cache(arguments) / "records" if papers else RECORDS)
     _write_page(folder, arguments.output, arguments.scale)
     if arguments.documents:
-        for document, text in documents(_of_the_paper(folder)).items():
+        found = _of_the_paper(folder)
+        for document, text in documents(found).items():
             put_between(document, *MARKS, text)
             print(f"The tables are in {document}")
+        for picture in pictures.draw(found):
+            print(f"Drawn: {picture}")
     return 0
 
 
@@ -206,7 +191,7 @@ def compare_runs(arguments: argparse.Namespace) -> int:
     Console().print(shown)
     runs = [run for group in groups.values() for run in group if run["config"]["seed"] == arguments.seed]
     if arguments.significance:
-        for line in significance.differences(runs, _corpus(arguments).test, arguments.way):
+        for line in compare.significance(runs, _corpus(arguments).test, arguments.way):
             print(line)
     write_text(arguments.output, compare.draw(found, groups))
     print(f"The curves are in {arguments.output}")
@@ -273,16 +258,6 @@ def _translator(folder: Path, corpus: Corpus, cache: Path) -> Callable[[str], st
     decayed = folder / "decayed.safetensors"
     load_model(model, str(decayed if decayed.exists() else folder / "weights.safetensors"))
     return lambda sentence: translate(model, words, [sentence])[0]
-
-
-def throughput(arguments: argparse.Namespace) -> int:
-    """Compare training speed with torch.nn.Transformer."""
-    from lab.throughput import compare
-
-    torch.set_num_threads(1)
-    ours, theirs = compare(SCALES[arguments.scale], _corpus(arguments), _cache(arguments), arguments.steps)
-    print(f"lab.model {ours:,.0f} tokens/s, torch.nn.Transformer {theirs:,.0f} tokens/s ({ours / theirs:.2f} x)")
-    return 0
 
 
 def _cache(arguments: argparse.Namespace) -> Path:

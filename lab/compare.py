@@ -1,11 +1,18 @@
-"""Any set of recorded runs side by side: a table for the terminal and a page with their curves."""
+"""Any set of recorded runs side by side: a table for the terminal, a page with their curves, a test of their BLEU."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from itertools import cycle
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.significance import PairedTest
 
 from lab import results, tables
+from lab.clean import Pair
+from lab.evaluate import unpack
 from lab.report import charts, curves, html, page, ways_chart
 from lab.results import Record
 from lab.tables import Table
@@ -46,3 +53,17 @@ def draw(records: list[Record], groups: Groups) -> str:
     drawn = [curves("Training loss", groups, styles)]
     drawn += [ways_chart(records, groups, styles, bleu) for bleu in (False, True)]
     return page("Runs compared", charts(drawn) + html(table(records, groups)))
+
+
+def significance(records: list[Record], pairs: Sequence[Pair], way: str) -> list[str]:
+    """Lines for the terminal: sacreBLEU's paired bootstrap of every other run's translations against the first's."""
+    texts = {record["name"]: unpack(record["translations"])[way] for record in records if "translations" in record}
+    count = min(map(len, texts.values()), default=0)
+    references = [[pair.german for pair in pairs[:count]]]
+    base, lines = next(iter(texts), ""), []
+    for other in list(texts)[1:]:
+        systems: list[tuple[str, Any]] = [(name, texts[name][:count]) for name in (base, other)]
+        test: Any = PairedTest(systems, {"BLEU": BLEU()}, references, test_type="bs")
+        theirs, ours = test()[1]["BLEU"]
+        lines.append(f"{other} − {base}: {ours.score - theirs.score:+.2f} BLEU, p = {ours.p_value:.3f}")
+    return lines

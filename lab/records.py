@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 
 from lab.files import locked, write_text
@@ -36,3 +39,16 @@ def keep(record: Record, folder: Path) -> None:
         ordered = sorted([*others, record], key=lambda each: str(each["name"]))
         lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in ordered)
         write_text(folder / f"{scale}.jsonl", "".join(lines))
+
+
+def commit() -> str | None:
+    """The commit of this checkout, or None outside of one."""
+    here = Path(__file__).parent
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+def versions() -> dict[str, str]:
+    """The versions a result may depend on."""
+    names = ("torch", "numpy", "sentencepiece", "sacrebleu")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -7,7 +7,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from lab import claims, results, tables
+from lab import claims, pictures, results, tables
 from lab.charts import Chart, Line, frame, ticks
 from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS, SWEPT
 from lab.results import FAILS, HOLDS, Record
@@ -23,25 +23,31 @@ COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2", "O+": "c4"}
 
 def render(records: list[Record]) -> str:
     """The page: every section that has records, the verdicts first."""
-    sections = (_claims, _papers_own, _headline, _step_sizes, _suspects, _stability, _figure, _table_2, _table_3,
-                _memory, _samples, _settings)  # fmt: skip
-    body = "".join(section(records) for section in sections)
+    body = _claims(records) + "".join(map(section, tables.papers_own(records))) + section(tables.pattern(records))
+    body += _headline(records) + _step_sizes(records) + section(tables.suspects(records)) + _stability(records)
+    body += _figure(records) + section(tables.table_2(records)) + section(tables.table_3(records))
+    body += _memory(records) + _samples(records) + _settings(records)
     return page(
         "Adafactor: the paper's experiments",
         "<p>Shazeer &amp; Stern (2018) on English–German translation, at a scale that fits two CPU cores. "
         "The paper's figures stand beside ours; the two are not on one scale, so compare their order, "
-        f"not their values.</p>{body}",
+        f"not their values.</p><p>{marked(claims.answer(records)) if records else ''}</p>{body}",
     )
 
 
 def documents(records: list[Record]) -> dict[Path, str]:
-    """What stands between the marks of each document: the claims in one, all other tables in the other."""
+    """What stands between the marks of each document: the answer and the claims in one, all tables in the other."""
     made = [*(tables.headline(records, scale) for scale in ("long", "small", "quarter"))]
-    made += [tables.over_the_run(records), tables.step_sizes(records)]
+    made += [tables.over_the_run(records), tables.pattern(records), tables.step_sizes(records)]
     made += [tables.suspects(records), tables.table_2(records), tables.stability(records), tables.table_3(records)]
     made += [tables.times(records)]
-    every = {"reproduction.md": [claims.table(records)], "reproduction-tables.md": made}
-    return {DOCS / name: "\n".join(table.markdown() for table in found if table) for name, found in every.items()}
+    first = [claims.answer(records) + "\n"]
+    if tables.agreement(records, warm=False):
+        first.append(f"![Table 2 of the paper beside the lab's losses, row by row]({pictures.PATTERN.name})\n")
+    verdicts = claims.table(records)
+    first += [verdicts.markdown()] if verdicts else []
+    every = {"reproduction.md": first, "reproduction-tables.md": [table.markdown() for table in made if table]}
+    return {DOCS / name: "\n".join(parts) for name, parts in every.items()}
 
 
 def page(title: str, body: str) -> str:
@@ -90,10 +96,6 @@ def _claims(records: list[Record]) -> str:
     for verdict, style in ((HOLDS, "holds"), (FAILS, "fails"), (results.UNDECIDED, "open")):
         text = text.replace(f'<td class="">{verdict}</td>', f'<td><span class="{style}">{verdict}</span></td>')
     return text
-
-
-def _papers_own(records: list[Record]) -> str:
-    return "".join(section(table) for table in tables.papers_own(records))
 
 
 def curve_line(runs: list[Record], label: str, style: str) -> Line:
@@ -167,10 +169,6 @@ def _step_sizes(records: list[Record]) -> str:
     return section(tables.step_sizes(records), charts(drawn))
 
 
-def _suspects(records: list[Record]) -> str:
-    return section(tables.suspects(records))
-
-
 def _stability(records: list[Record]) -> str:
     lines, dashes = [], {"c0": 0, "c1": 0, "c4": 0}
     for row, warm in [*((row, False) for row in SWEEP_ROWS), ("A", True)]:
@@ -212,14 +210,6 @@ def _figure(records: list[Record]) -> str:
         f"are stretched to its {PAPER_STEPS:,}, as the schedule is. Above 1 an update is larger than meant.</p>"
         + charts(drawn)
     )
-
-
-def _table_2(records: list[Record]) -> str:
-    return section(tables.table_2(records))
-
-
-def _table_3(records: list[Record]) -> str:
-    return section(tables.table_3(records))
 
 
 def bars(found: list[tuple[str, str, float, str]]) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lab.experiments import BEST, COMPARED
 
@@ -19,7 +20,8 @@ Record = dict[str, Any]
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11,
            2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04)  # fmt: skip
 LEAST_FREEDOM = 2  # degrees; a deviation from one is luck
-UNIGRAM = 6.19  # the dev loss at `hard` of a model that knows only how often each word occurs
+UNIGRAM = 6.19  # the dev loss at `hard` and `pattern` of a model that knows only how often each word occurs
+FAILED = UNIGRAM - 0.3  # a run that ends above has learned next to nothing
 NEAR = 0.1  # of the best loss: which step sizes count as good
 LEARNED = 0.5  # of the best setting's loss: runs that end further off are unsteady, and have noise of their own
 SAME_LOSS = 0.05  # two rows whose losses differ by less do equally well
@@ -150,13 +152,46 @@ def difference(
 
 def paired(first: list[Record], second: list[Record], way: str) -> Difference:
     """First minus second in dev loss, seed by seed, with Student's interval of these differences alone."""
-    ours, theirs = ({r["config"]["seed"]: dev_loss(r, way) for r in side} for side in (first, second))
+    ours, theirs = ({r["config"]["seed"]: final_loss(r, way) for r in side} for side in (first, second))
     gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     gaps = [gap for gap in gaps if math.isfinite(gap)]
     if len(gaps) < 2:
         return Difference(mean(gaps), math.inf, len(gaps))
     half = STUDENT[len(gaps) - 2] * statistics.stdev(gaps) / math.sqrt(len(gaps))
     return Difference(mean(gaps), half, len(gaps))
+
+
+def final_loss(record: Record, way: str = "last") -> float:
+    """The dev loss; a diverged run counts as no better than a fresh model."""
+    initial = float(record["initial_loss"])
+    return initial if record["diverged"] else min(dev_loss(record, way), initial)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A rank correlation with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Write it as it stands in a text."""
+        return f"{self.value:.2f} (95 % interval {self.low:.2f} to {self.high:.2f})".replace("-", "−")
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Correlation:
+    """Spearman's coefficient, equals sharing their rank, with Fisher's interval for it (Fieller and others, 1957)."""
+    value = float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
+    if abs(value) > 1 - 1e-12 or len(first) < 4:
+        return Correlation(value, -1.0 if len(first) < 4 else value, 1.0 if len(first) < 4 else value)
+    half = 1.96 * math.sqrt(1.06 / (len(first) - 3))
+    return Correlation(value, *(math.tanh(math.atanh(value) + sign * half) for sign in (-1, 1)))
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    _, places, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places].astype(np.float64)
 
 
 def tenths(first: Record, second: Record) -> list[float]:
@@ -225,9 +260,7 @@ def sweep_curve(records: list[Record], way: str = "last") -> list[tuple[float, f
     """(multiplier, dev loss), the mean over seeds; a diverged run counts as no better than a fresh model."""
     by_multiplier: dict[float, list[float]] = defaultdict(list)
     for record in records:
-        initial = float(record["initial_loss"])
-        loss = initial if record["diverged"] else min(dev_loss(record, way), initial)
-        by_multiplier[record["config"]["multiplier"]].append(loss)
+        by_multiplier[record["config"]["multiplier"]].append(final_loss(record, way))
     return [(m, mean(losses)) for m, losses in sorted(by_multiplier.items()) if math.isfinite(mean(losses))]
 
 
@@ -252,7 +285,7 @@ def good_range(curve: list[tuple[float, float]], near: float = NEAR) -> tuple[fl
     return end(-1), end(1)
 
 
-def learns_up_to(curve: list[tuple[float, float]], limit: float = UNIGRAM - 0.3) -> float:
+def learns_up_to(curve: list[tuple[float, float]], limit: float = FAILED) -> float:
     """The largest step size whose loss is below the limit, lines drawn between the points; NaN if none is."""
     below = [i for i, (_, loss) in enumerate(curve) if loss <= limit]
     if not below:

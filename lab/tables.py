@@ -92,20 +92,28 @@ DIFFERENCES = (
 )
 
 
+def gaps(records: list[Record]) -> dict[str, tuple[int, list[float]]]:
+    """For each of `DIFFERENCES` that there are runs of: the seeds of both rows, and the mean gap in each tenth."""
+    found = {}
+    for scale, *settings in DIFFERENCES:
+        names, sides = [], []
+        for row, warm, multiplier in (settings[:3], settings[3:]):
+            runs = results.select(records, scale, row=row, warmup=warm, multiplier=multiplier)
+            sides.append({run["config"]["seed"]: run for run in runs})
+            names.append(f"{row}{'' if warm else ' without warm-up'} ×{multiplier:g}")
+        both = [results.tenths(sides[0][seed], sides[1][seed]) for seed in sides[0] if seed in sides[1]]
+        if both:
+            means = [results.mean(tenth) for tenth in zip(*both, strict=True)]
+            found[f"`{scale}`: {names[0]} − {names[1]}"] = (len(both), means)
+    return found
+
+
 def over_the_run(records: list[Record]) -> Table | None:
     """How the difference in training loss between two rows goes through a run, tenth by tenth."""
-    rows = []
-    for scale, *settings in DIFFERENCES:
-        first, second = ({r["config"]["seed"]: r for r in results.select(records, scale, row=row, warmup=warm,
-                                                                      multiplier=multiplier)}
-                         for row, warm, multiplier in (settings[:3], settings[3:]))  # fmt: skip
-        gaps = [results.tenths(first[seed], second[seed]) for seed in first if seed in second]
-        if gaps:
-            names = [
-                f"{row}{'' if warm else ' without warm-up'} ×{m:g}" for row, warm, m in (settings[:3], settings[3:])
-            ]
-            means = [f"{results.mean(tenth):+.2f}".replace("-", "−") for tenth in zip(*gaps, strict=True)]
-            rows.append([f"`{scale}`: {names[0]} − {names[1]}", str(len(gaps)), *means])
+    rows = [
+        [name, str(seeds), *(f"{value:+.2f}".replace("-", "−") for value in means)]
+        for name, (seeds, means) in gaps(records).items()
+    ]
     note = (
         "One seed is the same batches for all rows, so training losses can be subtracted step by step. Means over "
         "tenths of the run and over the seeds that both rows have."
@@ -116,35 +124,28 @@ def over_the_run(records: list[Record]) -> Table | None:
 
 def step_sizes(records: list[Record]) -> Table | None:
     """The step-size sweep of the compared rows."""
+    every = sorted({r["config"]["multiplier"] for row in SWEPT for r in results.select(records, "quarter", row=row)})
     rows = []
-    for way in WAYS:
-        for row, warm in (COMPARED[name] for name in SWEPT):
-            runs = results.select(records, "quarter", row=row, warmup=warm)
-            curve = dict(results.sweep_curve(runs, way))
-            if curve:
-                best = min(curve, key=lambda m: curve[m])
-                scores = {m: results.mean(results.test_bleu(r, way) for r in runs if r["config"]["multiplier"] == m)
-                          for m in curve}  # fmt: skip
-                cells = [f"**{v:.2f}**" if m == best else f"{v:.2f}" for m, v in _all(curve, records)]
-                bleus = [number(scores.get(m, math.nan), 1) for m, _ in _all(curve, records)]
-                rows.append([WAY_NAMES[way], row, *(c.replace("nan", "–") for c in cells), *bleus])
+    for row, warm in (COMPARED[name] for name in SWEPT):
+        runs = results.select(records, "quarter", row=row, warmup=warm)
+        losses = dict(results.sweep_curve(runs, "decayed"))
+        if losses:
+            best = min(losses, key=lambda m: losses[m])
+            cells = [number(losses.get(m, math.nan)) for m in every]
+            scores = [results.mean(results.test_bleu(r, "decayed") for r in runs if r["config"]["multiplier"] == m)
+                      for m in every]  # fmt: skip
+            cells[every.index(best)] = f"**{losses[best]:.2f}**"
+            rows.append([row, *cells, *(number(score, 1) for score in scores)])
     if not rows:
         return None
-    seen = [f"×{m:g}" for m, _ in _all({}, records)]
-    heads = ["weights", "row", *(f"loss {m}" for m in seen), *(f"BLEU {m}" for m in seen)]
+    heads = ["row", *(f"loss ×{m:g}" for m in every), *(f"BLEU ×{m:g}" for m in every)]
     scale = SCALES["quarter"]
     note = (
-        f"`small` at a quarter of its length, plainly: {scale.steps:,} steps, {scale.test} test sentences, one seed; "
-        "at ×3 and ×6 the mean over those that were run. The best dev loss of a line is bold. A row's step size for "
-        "the full length is that of its lowest dev loss after the decay to zero."
+        f"`small` at a quarter of its length: {scale.steps:,} steps and a decay to zero, {scale.test} test sentences, "
+        "one seed; at ×3 and ×6 the mean over those that were run. A row's step size for the full length is that of "
+        "its lowest dev loss, in bold."
     )
-    return Table("Which step size suits which row", note, heads, rows, 2)
-
-
-def _all(curve: dict[float, float], records: list[Record]) -> list[tuple[float, float]]:
-    """The curve at every step size that any compared row has."""
-    seen = {r["config"]["multiplier"] for row in SWEPT for r in results.select(records, "quarter", row=row)}
-    return [(m, curve.get(m, math.nan)) for m in sorted(seen)]
+    return Table("Which step size suits which row", note, heads, rows)
 
 
 def suspects(records: list[Record]) -> Table | None:
@@ -197,6 +198,47 @@ def table_2(records: list[Record]) -> Table | None:
     return Table("Table 2 at `mini`", note, [*heads, "BLEU, none", "seeds"], rows, 2) if rows else None
 
 
+PATTERN_ROWS = tuple(row for row in TABLE_2 if row.step != "sgd")
+
+
+def pattern_losses(records: list[Record], warm: bool) -> dict[str, list[float]]:
+    """The final dev losses at `pattern`, by row in the order of the table, over the seeds."""
+    runs = {row.name: results.select(records, "pattern", row=row.name, warmup=warm) for row in PATTERN_ROWS}
+    return {name: [results.final_loss(run) for run in found] for name, found in runs.items() if found}
+
+
+def agreement(records: list[Record], warm: bool) -> results.Correlation | None:
+    """The rank correlation of the paper's BLEU and the lab's losses over rows A to P; None while rows are missing."""
+    losses = pattern_losses(records, warm)
+    if len(losses) < len(PATTERN_ROWS):
+        return None
+    papers = [row.warm if warm else row.cold for row in PATTERN_ROWS]
+    return results.rank_correlation(papers, [-results.mean(losses[row.name]) for row in PATTERN_ROWS])
+
+
+def pattern(records: list[Record]) -> Table | None:
+    """Rows A to P, with and without warm-up, where rows can fail as in the paper."""
+    both = [pattern_losses(records, warm) for warm in (True, False)]
+    rows = []
+    for row in PATTERN_ROWS:
+        cells = [" ".join(f"{loss:.2f}" for loss in losses.get(row.name, ())) or "–" for losses in both]
+        if cells != ["–", "–"]:
+            rows.append([row.name, row.describe(), f"{row.warm:.1f}", f"{row.cold:.1f}", *cells])
+    found = [agreement(records, warm) for warm in (True, False)]
+    scale = SCALES["pattern"]
+    note = (
+        f"{scale.steps:,} steps of a {scale.shape.norm}-norm Transformer at ×{scale.adaptive:g}. The paper's BLEU, and "
+        f"the dev loss of each seed; a run that ends above {results.FAILED:.2f} has learned next to nothing."
+    )
+    if found[0] and found[1]:
+        note += (
+            f" Spearman's rank correlation over the {len(rows)} rows: {found[0]} with warm-up, {found[1]} without. The "
+            "interval is Fisher's, over rows; the mean over the seeds stands for a row."
+        )
+    heads = ["", "optimizer", "paper, warm-up", "paper, none", "loss, warm-up", "loss, none"]
+    return Table("Table 2 at `pattern`", note, heads, rows, 2) if rows else None
+
+
 def _cells(records: list[Record], groups: list[list[Record]], tied: bool = True) -> list[str]:
     """Dev loss at `mini` of each group of runs, then BLEU."""
     return [over_seeds(runs, results.noise(records, ("mini",), bleu=bleu, tied=tied, of=runs), bleu=bleu)
@@ -227,8 +269,7 @@ def stability(records: list[Record]) -> Table | None:
         f"more were run). A model that knows only how often each word occurs has a loss of {results.UNIGRAM:.2f}: "
         "failed runs end there. Then two measures: from which to which step size the loss stays within "
         f"{results.NEAR:g} of the row's best, and up to which it learns (0.3 below that of word frequencies), with "
-        "lines drawn between the points. The mean over the sweep that stood here before was ruled by where failed "
-        "runs end: it called those rows the most sensitive whose best run was best."
+        "lines drawn between the points."
     )
     return Table("The stability sweep at `hard`", note, heads, rows, 2)
 

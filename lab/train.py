@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import time
@@ -21,9 +22,9 @@ from lab.corpus import Corpus
 from lab.decode import translate
 from lab.evaluate import bleu, held_out_loss, pack
 from lab.files import locked, write_atomically, write_text
-from lab.machine import commit, keep_freed_memory, versions
 from lab.model import Transformer
 from lab.presets import Job
+from lab.records import commit, versions
 from lab.sharded import Processes
 from lab.table import PAPER_STEPS, make_optimizer, schedule, schedule_2017, state_bytes
 
@@ -90,6 +91,15 @@ def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Tr
         write_text(folder / "record.json", json.dumps(record, ensure_ascii=False) + "\n")
         (folder / "checkpoint.pt").unlink(missing_ok=True)
     return record
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep large freed blocks: mapping them anew each step costs a tenth of the time on a CPU."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        library.mallopt(m_mmap_threshold, 2**30)
+        library.mallopt(m_trim_threshold, 2**31 - 1)
 
 
 def run_folder(job: Job, cache: Path) -> Path:

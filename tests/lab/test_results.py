@@ -1,11 +1,12 @@
 """Intervals, verdicts, the range of good step sizes, significance."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab import claims, compare, tables
+from lab import claims, compare, pictures, tables
 from lab.clean import Pair
 from lab.evaluate import pack
 from lab.experiments import BEST, CLAIMED, COMPARED, UNTUNED, placed
@@ -23,12 +24,12 @@ from lab.results import (
     learners,
     learns_up_to,
     noise,
+    rank_correlation,
     select,
     setting,
     spread,
     sweep_curve,
 )
-from lab.significance import paired
 
 
 def _record(job: Job, loss: float, bleu: float = 5.0, **ways: float) -> Record:
@@ -67,33 +68,79 @@ def test_a_row_that_does_not_learn_does_not_blur_the_others() -> None:
     quiet, loud = noise(records, ("mini",)), noise(records, ("mini",), of=of_e)
     assert (quiet.freedom, loud.freedom) == (3, 4)
     assert loud.deviation > 5 * quiet.deviation
-    mini = claims.Mini(records)
-    assert mini.minus("A", "B").half == quiet.half(2, settings=2)
-    assert mini.minus("A", "E").half == loud.half(2, settings=2)
+    runs = claims.Runs(records)
+    assert runs.minus("A", "B").half == quiet.half(2, settings=2)
+    assert runs.minus("A", "E").half == loud.half(2, settings=2)
 
 
-def test_noise_of_a_sweep_is_that_of_its_step_size() -> None:
-    """Where all fail there is none, which says nothing of where they part."""
-    records = [_record(Job(row, SCALES["hard"], False, seed, m), 6.2 if m > 3 else 5.5 + seed * shift)
-               for row, shift in (("A", 0.2), ("H", -0.1), ("K", 0.05)) for seed in (0, 1)
-               for m in (3.0, 30.0)]  # fmt: skip
-    at_three = claims.Mini(records).minus("H-", "A-", "hard", 3.0)
-    alone = [r for r in records if r["config"]["multiplier"] == 3.0]
-    assert at_three == claims.Mini(alone).minus("H-", "A-", "hard", 3.0)
+def test_claims_without_warm_up_are_decided_at_pattern_by_the_two_rows_alone() -> None:
+    losses = {"H": (4.41, 4.43, 4.42), "A": (6.03, 6.01, 6.19), "D": (4.6, 6.0, 5.1)}
+    records = [_record(Job(row, SCALES["pattern"], False, seed), loss) for row, some in losses.items()
+               for seed, loss in enumerate(some)]  # fmt: skip
+    records += [_record(Job(row, SCALES["mini"], False, 0), 4.5) for row in "HA"]
+    text, verdict = claims.better("H-", "A-")(claims.Runs(records))
+    assert verdict == HOLDS
+    assert text.splitlines()[0] == "H without warm-up − A without warm-up at `pattern`: −1.66 ± 0.25 (3 seeds)"
+    assert text.splitlines()[1] == "at `mini`: +0.00 (1 seed)", "shown, and decides nothing"
+    without = [record for record in records if record["config"]["row"]["name"] != "D"]
+    assert claims.better("H-", "A-")(claims.Runs(without)) == (text, verdict)
+    broken = [{**record, "diverged": True} if record["config"]["row"]["name"] == "A" else record for record in records]
+    assert "−3.58 ± 0.02" in claims.better("H-", "A-")(claims.Runs(broken))[0], "as a fresh model, whose loss is 8"
 
 
 def test_the_rows_that_get_more_seeds_are_those_that_claims_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, runs = set(), claims.Mini.runs
+    deciding, minus = {"O-"}, claims.Runs.minus  # O without warm-up stands beside the headline
 
-    def noted(self: claims.Mini, name: str, scale: str = "mini", multiplier: float | None = None) -> list[Record]:
-        if scale == "mini" and not name.startswith("Q"):
-            asked.add((name.rstrip("-"), not name.endswith("-")))
-        return runs(self, name, scale, multiplier)
+    def noted(self: claims.Runs, first: str, second: str, scale: str = "mini") -> Difference:
+        if scale == "mini" and "-" not in first + second:
+            deciding.update({first, second})
+        return minus(self, first, second, scale)
 
-    monkeypatch.setattr(claims.Mini, "runs", noted)
+    monkeypatch.setattr(claims.Runs, "minus", noted)
     record = _record(Job("A", SCALES["mini"], True, 0), 4.5)
     claims.table([{**record, "rms_update": {"values": [[5, 1.0]]}}])
-    assert asked == {(row, warm) for warm, rows in CLAIMED.items() for row in rows}
+    more_seeds = {row if warm else f"{row}-" for warm, rows in CLAIMED.items() for row in rows}
+    assert {name for name in deciding if name[0] != "Q"} == more_seeds
+
+
+def test_the_rank_correlation_is_spearmans_with_fishers_interval() -> None:
+    found = rank_correlation([1.0, 2.0, 2.0, 4.0, 5.0], [10.0, 30.0, 20.0, 40.0, 50.0])
+    # by hand: ranks 1, 2.5, 2.5, 4, 5 and 1, 3, 2, 4, 5
+    assert found.value == pytest.approx(9.5 / math.sqrt(9.5 * 10.0))
+    assert found.low < found.value < found.high < 1
+    assert math.atanh(found.high) - math.atanh(found.value) == pytest.approx(1.96 * math.sqrt(1.06 / 2))
+    assert rank_correlation([1.0, 2.0], [2.0, 1.0]).low == -1.0
+
+
+def _pattern(seeds: int = 3) -> list[Record]:
+    """Rows A to P as the paper has them, but B, which fails without warm-up."""
+    records = []
+    for row in tables.PATTERN_ROWS:
+        for warm in (True, False):
+            fails = (row.warm if warm else row.cold) < 1 or (row.name == "B" and not warm)
+            loss = 6.1 if fails else 5.0 - (row.warm if warm else row.cold) / 100
+            jobs = [Job(row.name, SCALES["pattern"], warm, seed) for seed in range(seeds)]
+            records += [_record(job, loss + 0.01 * job.seed) for job in jobs]
+    return records
+
+
+def test_the_answer_says_which_rows_do_not_do_as_in_the_paper() -> None:
+    text = claims.answer(_pattern())
+    assert "Of its 8 rows that fail 8 fail here, and of its 8 that learn 7 learn (not B)." in text
+    assert "No run is longer than 2,000 steps" in text and "**not decided at this scale**" in text
+    assert "rank correlation" not in claims.answer(_pattern()[:40]), "as long as rows are missing"
+    table = tables.pattern(_pattern())
+    assert table is not None and len(table.rows) == 16
+    assert table.rows[0] == ["A", "β₂ = 0.999", "25.6", "0.1", "4.74 4.75 4.76", "6.10 6.11 6.12"]
+    assert "Fisher" in table.note
+
+
+def test_the_pictures_are_drawn_from_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "PATTERN", tmp_path / "pattern.png")
+    monkeypatch.setattr(pictures, "OVER_THE_RUN", tmp_path / "run.png")
+    assert pictures.draw(_pattern()[:40]) == []
+    assert pictures.draw([*_pattern(), *_long(0.1)]) == [tmp_path / "pattern.png", tmp_path / "run.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
 def test_too_few_seeds_give_no_interval() -> None:
@@ -197,8 +244,7 @@ def test_a_table_has_a_cell_for_every_head() -> None:
         assert {len(row) for row in table.rows} == {len(table.heads)}
     sizes = tables.step_sizes(records)
     assert sizes is not None
-    assert ["last weights", "B", "**5.00**", "6.00", "5.0", "5.0"] in sizes.rows
-    assert ["decayed to zero", "B", "3.00", "**2.00**", "5.0", "5.0"] in sizes.rows
+    assert ["B", "3.00", "**2.00**", "5.0", "5.0"] in sizes.rows, "by the decayed weights, not by the last"
 
 
 def test_compared_runs_are_grouped_by_setting_and_drawn() -> None:
@@ -220,11 +266,13 @@ def test_paired_bootstrap_tells_a_better_translation_from_an_equal_one() -> None
     def record(name: str, texts: list[str]) -> dict[str, Any]:
         return {"name": name, "translations": pack({"last": texts})}
 
-    found = paired(record("good", right), record("bad", broken(0)), pairs, "last")
-    assert [one["domain"] for one in found] == ["all", "d0", "d1"]
-    assert found[0]["bleu"][0] == 100.0 > found[0]["bleu"][1]
-    assert found[0]["p"] < 0.01
-    assert paired(record("one", broken(0)), record("two", broken(1)), pairs, "last")[0]["p"] > 0.3
+    def p_value(*records: dict[str, Any]) -> float:
+        (line,) = compare.significance(list(records), pairs, "last")
+        assert line.startswith("second − first: ")
+        return float(line.rpartition(" = ")[2])
+
+    assert p_value(record("first", right), record("second", broken(0))) < 0.01
+    assert p_value(record("first", broken(0)), record("second", broken(1))) > 0.3
 
 
 def test_the_best_step_sizes_are_those_of_the_records() -> None:

@@ -1,36 +1,29 @@
-"""What the optimizer does to each parameter, kept, shown, and told in words.
+"""Shows what the optimizer does to each parameter, and says in words what is wrong.
 
     optimizer.report()                             one record per parameter
     diagnose(optimizer)                            what they say, and what to change
-    Watch(optimizer, History(), Live(), every=50)  a report every 50 steps, kept and shown
+    Watch(optimizer, History(), Live(), every=50)  a report every 50 steps, stored and shown
     FullMoment(optimizer, "h.0.*.weight")          how well the factors fit
 
 `adafactor.diagnostics.transformers` and `adafactor.diagnostics.lightning` have the same as callbacks.
 
 | module | what it does |
 |---|---|
-| `report` | all parameters' records after a step, by name, with their settings |
-| `watch` | takes a report every so many steps and hands it to each sink |
-| `history`, `plot` | keeps reports, writes and reads them, draws them |
+| `report` | collects all parameters' records after a step, and hands them to sinks every so many steps |
+| `history`, `plot` | stores reports, writes and reads them, draws them |
 | `table`, `loggers` | shows them while training, or sends them to TensorBoard or any function |
-| `rules`, `words` | what the figures say, and what to change |
-| `moment` | how well the factors fit, against the full second moment |
-| `naming` | many parameters' names in few words |
+| `rules` | says what the metrics mean, and what to change |
+| `moment` | compares the factors with the unfactored second moment |
+| `naming` | shortens the names of many parameters |
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from adafactor.core.record import Record
-
-if TYPE_CHECKING:
-    from adafactor.diagnostics.history import History
-    from adafactor.diagnostics.loggers import figures, to_callback, to_tensorboard
-    from adafactor.diagnostics.moment import Fit, FullMoment
-    from adafactor.diagnostics.report import Report, unwrap
-    from adafactor.diagnostics.table import Live
-    from adafactor.diagnostics.watch import Watch
-    from adafactor.diagnostics.words import Finding, diagnose
+from adafactor.diagnostics.history import History
+from adafactor.diagnostics.loggers import figures, to_callback, to_tensorboard
+from adafactor.diagnostics.moment import Fit, FullMoment
+from adafactor.diagnostics.report import Report, Watch, unwrap
+from adafactor.diagnostics.rules import Finding, diagnose
+from adafactor.diagnostics.table import Live
 
 __all__ = [
     "Finding",
@@ -47,21 +40,3 @@ __all__ = [
     "to_tensorboard",
     "unwrap",
 ]
-
-_HOMES = {
-    "history": ("History",),
-    "loggers": ("figures", "to_callback", "to_tensorboard"),
-    "moment": ("Fit", "FullMoment"),
-    "report": ("Report", "unwrap"),
-    "table": ("Live",),
-    "watch": ("Watch",),
-    "words": ("Finding", "diagnose"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load the part that has it when it is first asked for: none needs all of them."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"adafactor.diagnostics.{home}"), name)
-    raise AttributeError(f"module 'adafactor.diagnostics' has no attribute {name!r}")

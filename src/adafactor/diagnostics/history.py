@@ -1,4 +1,8 @@
-"""The reports of a run, one after another: kept in memory, as JSON lines, and drawn."""
+"""The reports of a run, one after another: in memory, as JSON lines, and drawn.
+
+A file has two kinds of lines: what is true of many reports (names, shapes, dtypes and settings of the parameters), and
+a report, which has one list per metric, in the order of the parameters.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from typing import IO, Any
 
 from adafactor.core.record import Record
 from adafactor.core.settings import Settings
+from adafactor.diagnostics.plot import draw
 from adafactor.diagnostics.report import About, Report
 
-DIGITS = 6  # significant, of a figure in a file
-FLOATS = [field.name for field in fields(Record) if field.type == "float"]
-INTEGERS = ["steps", "skipped", "state_bytes"]
+DIGITS = 6  # significant, of a number in a file
+COLUMNS = [field.name for field in fields(Record) if field.name not in ("name", "shape")]
 
 
 class History:
@@ -36,7 +40,7 @@ class History:
         """Begin empty."""
         self.reports: list[Report] = []
         self.path = None if path is None else Path(path)
-        self._written: dict[str, Any] | None = None
+        self._header: dict[str, Any] = {}  # the last one written
 
     def __call__(self, report: Report) -> None:
         """Add a report. One of a step that was seen before, as after a resume, takes the place of what came after."""
@@ -48,16 +52,16 @@ class History:
                 self._write(report, stream)
 
     def __iter__(self) -> Iterator[Report]:
-        """The reports, first to last."""
+        """Go through the reports, first to last."""
         return iter(self.reports)
 
     def __len__(self) -> int:
-        """How many reports there are."""
+        """Return how many reports there are."""
         return len(self.reports)
 
     def save(self, path: str | Path) -> None:
-        """Write the reports as JSON lines, figures with six digits."""
-        self._written = None
+        """Write the reports as JSON lines, numbers with six digits."""
+        self._header = {}
         with Path(path).open("w", encoding="utf-8") as stream:
             for report in self.reports:
                 self._write(report, stream)
@@ -69,96 +73,77 @@ class History:
         Raises:
             ValueError: the file is not of this kind; the line is named.
         """
-        history, parameters = cls(), _Parameters()
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-        for number, line in enumerate(lines, start=1):
-            if number == len(lines):  # empty, or the line that a run was writing when it died
-                break
+        history = cls()
+        shapes: dict[str, tuple[int, ...]] = {}
+        about: dict[str, About] = {}
+        # what follows the last line feed is empty, or the line that a run was writing when it died
+        for number, text in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], start=1):
             try:
-                found = json.loads(line)
-                if "parameters" in found:
-                    parameters = _Parameters(**found)
+                line = json.loads(text)
+                if "parameters" in line:
+                    shapes = {str(one["name"]): tuple(map(int, one["shape"])) for one in line["parameters"]}
+                    about = _read_about(line)
                 else:
-                    history(parameters.report(found))
+                    history(_read_report(line, shapes, about))
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as wrong:
                 raise ValueError(f"{path}, line {number}, is no part of a history: {wrong!r}") from wrong
         return history
 
     def plot(self, path: str | Path, figure: str = "rms_update") -> None:
-        """Draw a figure of every parameter over time; `pip install matplotlib` brings what it needs.
+        """Draw a metric of every parameter over time; `pip install matplotlib` brings what it needs.
 
         Args:
             path: the picture's file, whose ending says its kind: .png, .svg, .pdf.
             figure: `"rms_update"`, `"clip_rate"`, `"relative_change"`, `"step_size"` or `"rms_parameter"`.
         """
-        from adafactor.diagnostics.plot import draw
-
         draw(self.reports, path, figure)
 
     def _write(self, report: Report, stream: IO[str]) -> None:
-        about = _Parameters.line(report)
-        if about != self._written:  # said once, and again when it changes
-            self._written = about
-            stream.write(json.dumps(about) + "\n")
-        line: dict[str, Any] = {"step": report.step, "loss": None if report.loss is None else _number(report.loss)}
-        for name in FLOATS:
-            line[name] = [_number(getattr(record, name)) for record in report.records]
-        for name in INTEGERS:
-            line[name] = [getattr(record, name) for record in report.records]
+        header = _header(report)
+        if header != self._header:  # said once, and again when it changes
+            self._header = header
+            stream.write(json.dumps(header) + "\n")
+        line: dict[str, Any] = {"step": report.step, "loss": _rounded(report.loss)}
+        line |= {name: [_rounded(getattr(record, name)) for record in report.records] for name in COLUMNS}
         stream.write(json.dumps(line) + "\n")
 
 
-class _Parameters:
-    """The line before the reports that it is true of: what the columns are about."""
-
-    def __init__(
-        self,
-        parameters: list[dict[str, Any]] | None = None,
-        groups: list[dict[str, Any]] | None = None,
-    ) -> None:
-        known = {field.name for field in fields(Settings)}
-        settings = [Settings(**{key: _given(group[key]) for key in group if key in known}) for group in groups or []]
-        self.named = [(str(one["name"]), tuple(map(int, one["shape"]))) for one in parameters or []]
-        self.about = {
-            one["name"]: About(str(one["dtype"]), bool(one["trainable"]), settings[one["group"]])
-            for one in parameters or []
-            if "group" in one
-        }
-
-    @staticmethod
-    def line(report: Report) -> dict[str, Any]:
-        """What is to be written for a report's parameters."""
-        groups: list[dict[str, Any]] = []
-        indices: dict[Settings, int] = {}
-        parameters = []
-        for record in report.records:
-            one: dict[str, Any] = {"name": record.name, "shape": list(record.shape)}
-            if about := report.about.get(record.name):
-                if about.settings not in indices:
-                    indices[about.settings] = len(groups)
-                    groups.append(asdict(about.settings))
-                    del groups[-1]["lr"]  # changes with every step of a scheduler; αₜ is in the records
-                one |= {"dtype": about.dtype, "trainable": about.trainable, "group": indices[about.settings]}
-            parameters.append(one)
-        return {"parameters": parameters, "groups": groups}
-
-    def report(self, line: dict[str, Any]) -> Report:
-        """A report from its line."""
-        columns = [[float(value) for value in line[name]] for name in FLOATS]
-        columns += [[int(value) for value in line[name]] for name in INTEGERS]
-        records = []
-        for (name, shape), *values in zip(self.named, *columns, strict=True):
-            figures: dict[str, Any] = dict(zip([*FLOATS, *INTEGERS], values, strict=True))
-            records.append(Record(name=name, shape=shape, **figures))
-        loss = line.get("loss")
-        return Report(int(line["step"]), tuple(records), self.about, None if loss is None else float(loss))
+def _header(report: Report) -> dict[str, Any]:
+    """Return what is true of many reports, with the settings of each group once."""
+    groups: dict[Settings, int] = {}
+    parameters = []
+    for record in report.records:
+        one: dict[str, Any] = {"name": record.name, "shape": list(record.shape)}
+        if about := report.about.get(record.name):
+            group = groups.setdefault(about.settings, len(groups))
+            one |= {"dtype": about.dtype, "trainable": about.trainable, "group": group}
+        parameters.append(one)
+    # lr changes with every step of a scheduler; αₜ is in the records
+    settings = [{key: value for key, value in asdict(group).items() if key != "lr"} for group in groups]
+    return {"parameters": parameters, "groups": settings}
 
 
-def _number(value: float) -> float | str:
-    """With as many digits as are worth keeping; NaN and infinity as text, since JSON has no such numbers."""
+def _read_about(header: dict[str, Any]) -> dict[str, About]:
+    known = {field.name for field in fields(Settings)}
+    settings = []
+    for group in header.get("groups", []):
+        keywords: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in group.items()}
+        settings.append(Settings(**{key: value for key, value in keywords.items() if key in known}))
+    members = [one for one in header["parameters"] if "group" in one]
+    return {one["name"]: About(str(one["dtype"]), bool(one["trainable"]), settings[one["group"]]) for one in members}
+
+
+def _read_report(line: dict[str, Any], shapes: dict[str, tuple[int, ...]], about: dict[str, About]) -> Report:
+    columns = [map(int if field.type == "int" else float, line[field.name]) for field in fields(Record)[2:]]
+    rows = zip(shapes.items(), *columns, strict=True)
+    records = tuple(Record(name, shape, *metrics) for (name, shape), *metrics in rows)
+    loss = line.get("loss")
+    return Report(int(line["step"]), records, about, None if loss is None else float(loss))
+
+
+def _rounded(value: float | None) -> float | str | None:
+    """Keep as many digits as are worth it; write NaN and infinity as text, since JSON has no such numbers."""
+    if value is None or isinstance(value, int):
+        return value
     text = f"{value:.{DIGITS}g}"
     return float(text) if value - value == 0 else text
-
-
-def _given(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adafactor.diagnostics.loggers import to_callback
-from adafactor.diagnostics.report import Sink
-from adafactor.diagnostics.watch import Watch, check_every, check_sinks
+from adafactor.diagnostics.report import Sink, Watch, check_every, check_sinks
 
 try:
     from lightning.pytorch.callbacks import Callback

@@ -1,57 +1,50 @@
-"""Figures for loggers: TensorBoard, and any function that takes a dict of numbers."""
+"""Metrics for loggers: TensorBoard, and any function that takes a dict of numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from statistics import median
-from typing import Protocol
+from typing import Any
 
 from adafactor.core.record import Record
 from adafactor.diagnostics.report import Report, Sink
 
-FIGURES = ("rms_update", "clip_rate", "relative_change")
-ALL_FIGURES = ("rms_update", "clip_rate", "step_size", "rms_parameter", "relative_change", "beta2", "skipped")
+METRICS = ("rms_update", "clip_rate", "relative_change")  # unless others are asked for
+ALL_METRICS = ("rms_update", "clip_rate", "step_size", "rms_parameter", "relative_change", "beta2", "skipped")
 
 
-class Writer(Protocol):
-    """What is used of `torch.utils.tensorboard.SummaryWriter`."""
+def figures(records: Iterable[Record], which: Iterable[str] = METRICS) -> dict[str, float]:
+    """Return `{"rms_update/h.0.attn.weight": 0.97, …}`, and each metric's median and maximum over the parameters.
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Write one number."""
-
-
-def figures(records: Iterable[Record], which: Iterable[str] = FIGURES) -> dict[str, float]:
-    """`{"rms_update/h.0.attn.weight": 0.97, …}`, and for each figure its median and maximum over the parameters.
-
-    A figure that a parameter does not have (NaN) is left out.
+    A metric that a parameter does not have (NaN) is left out.
 
     Args:
         records: what `report()` gave.
-        which: the figures wanted, by their names in `Record`.
+        which: the metrics wanted, by their names in `Record`.
     """
-    records, found = list(records), {}
-    for name in check_figures(which):
-        values = {record.name: float(getattr(record, name)) for record in records}
-        known = {key: value for key, value in values.items() if not math.isnan(value)}
+    records, values = list(records), {}
+    for metric in _check(which):
+        known = {record.name: float(getattr(record, metric)) for record in records}
+        known = {name: value for name, value in known.items() if not math.isnan(value)}
         if known:
-            found[f"adafactor/{name}_median"] = median(known.values())
-            found[f"adafactor/{name}_max"] = max(known.values())
-        found.update({f"{name}/{key}": value for key, value in known.items()})
-    return found
+            values[f"adafactor/{metric}_median"] = median(known.values())
+            values[f"adafactor/{metric}_max"] = max(known.values())
+        values.update({f"{metric}/{name}": value for name, value in known.items()})
+    return values
 
 
-def to_callback(function: Callable[[dict[str, float], int], object], which: Iterable[str] = FIGURES) -> Sink:
-    """A sink that calls `function(figures, step)`.
+def to_callback(function: Callable[[dict[str, float], int], object], which: Iterable[str] = METRICS) -> Sink:
+    """Make a sink that calls `function(figures, step)`.
 
     Weights & Biases is `to_callback(wandb.log)`, MLflow `to_callback(mlflow.log_metrics)`, and Lightning's loggers
     `to_callback(logger.log_metrics)`: all of them take the dict first and the step second.
 
     Args:
         function: takes a dict of numbers and the number of the step.
-        which: the figures wanted, by their names in `Record`.
+        which: the metrics wanted, by their names in `Record`.
     """
-    which = check_figures(which)
+    which = _check(which)
 
     def sink(report: Report) -> None:
         function(figures(report.records, which), report.step)
@@ -59,12 +52,12 @@ def to_callback(function: Callable[[dict[str, float], int], object], which: Iter
     return sink
 
 
-def to_tensorboard(writer: Writer, which: Iterable[str] = FIGURES) -> Sink:
-    """A sink that writes scalars: `rms_update/<parameter>` and so on, and `adafactor/rms_update_max` for a first look.
+def to_tensorboard(writer: Any, which: Iterable[str] = METRICS) -> Sink:
+    """Make a sink that writes `rms_update/<parameter>` and so on, and `adafactor/rms_update_max` for a first look.
 
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter`, or any other with its `add_scalar`.
-        which: the figures wanted, by their names in `Record`.
+        which: the metrics wanted, by their names in `Record`.
     """
     if not callable(getattr(writer, "add_scalar", None)):
         raise TypeError(
@@ -78,10 +71,10 @@ def to_tensorboard(writer: Writer, which: Iterable[str] = FIGURES) -> Sink:
     return to_callback(write, which)
 
 
-def check_figures(which: Iterable[str]) -> tuple[str, ...]:
-    """Refuse what is no figure of a record."""
+def _check(which: Iterable[str]) -> tuple[str, ...]:
+    """Refuse what is no metric of a record."""
     which = (which,) if isinstance(which, str) else tuple(which)
     for name in which:
-        if name not in ALL_FIGURES:
-            raise ValueError(f"which={name!r} must be of {', '.join(map(repr, ALL_FIGURES))}")
+        if name not in ALL_METRICS:
+            raise ValueError(f"which={name!r} must be of {', '.join(map(repr, ALL_METRICS))}")
     return which

@@ -1,11 +1,10 @@
-"""How well the factors fit: beside the optimizer, the whole second moment of chosen parameters, for some steps."""
+"""How well the factors fit: the unfactored second moment of chosen parameters, for some steps, beside the optimizer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from adafactor.diagnostics.report import parameters, unwrap
 
 @dataclass(frozen=True)
 class Fit:
-    """One parameter's second moment over the observed steps: V whole, and V̂ from V's row and column means.
+    """One parameter's second moment over the observed steps: V unfactored, and V̂ from V's row and column means.
 
     Both are of the same gradients with the same weights, so that what they differ by is the factoring and nothing else.
 
@@ -59,7 +58,7 @@ class Fit:
     rms_full: float
 
     def __str__(self) -> str:
-        """To be read; `docs/diagnostics.md` says what is much."""
+        """Write three lines; `docs/diagnostics.md` says what is much."""
         return (
             f"{self.name} {self.shape}, {self.estimator}: divergence {self.divergence:.3f} nats over {self.steps} "
             f"steps ({self.noise:.3f} would be noise; coverage {self.coverage:.0%})\n"
@@ -71,9 +70,9 @@ class Fit:
 
 
 class FullMoment:
-    r"""Keeps the whole second moment of chosen parameters while the optimizer goes on with its factors.
+    r"""Averages the unfactored second moment of chosen parameters while the optimizer goes on with its factors.
 
-    It costs eight bytes an element of these parameters and a walk over them a step (and, where they are sharded, a
+    It costs eight bytes an element of these parameters and a pass over them a step (and, where they are sharded, a
     gathered gradient on every rank): for a look of some steps, not for good. It changes nothing in the optimizer. The
     more steps, the less is noise.
 
@@ -104,7 +103,7 @@ class FullMoment:
 
     @torch.no_grad()
     def compare(self) -> list[Fit]:
-        """The fit of every chosen parameter that has been stepped since, the worst divergence first."""
+        """Return the fit of every chosen parameter that has been stepped since, the worst divergence first."""
         fits = [observed.fit(name) for name, observed in self._observed.items() if observed.steps]
         return sorted(fits, key=lambda fit: -fit.divergence)
 
@@ -116,9 +115,7 @@ class FullMoment:
         """Look until the end of the block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Look no longer."""
         self.close()
 
@@ -128,10 +125,8 @@ class _Observed:
 
     def __init__(self, p: Tensor, group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
         self.p, self.group, self.state = p, group, state
-        self.step = self._step()
-        self.steps = 0
-        self.v: Tensor | None = None
-        self.g: Tensor | None = None
+        self.step, self.steps = self._step(), 0
+        self.v = self.g = torch.zeros(())
         self.past = 1.0  # the weight that the optimizer's average still gives to what came before
         self.square = 0.0  # Σ of the observed steps' squared weights
 
@@ -146,31 +141,31 @@ class _Observed:
         if g is None:
             raise RuntimeError("a gradient was freed before FullMoment saw it, as step_in_backward frees them")
         s = Settings.of(self.group)
-        decay, weight = map(float, eq.second_moment_decay(t, s.beta2, s.decay_rate))
-        self.g = _whole(g).to(sum_dtype(g.device))
+        rates = s.rates(t)
+        decay, weight = float(rates.beta2), float(rates.w2)
+        self.g = (g.full_tensor() if is_sharded(g) else g).to(sum_dtype(g.device))
         new = self.g.square() + s.eps[0]
-        self.v = new * weight if self.v is None else self.v.mul_(decay).add_(new, alpha=weight)
+        self.v = self.v * decay + new * weight
         self.past *= decay
         self.square = self.square * decay**2 + weight**2
         self.step, self.steps = t, self.steps + 1
 
     def fit(self, name: str) -> Fit:
-        assert self.v is not None and self.g is not None
         s = Settings.of(self.group)
-        shapes = find_factoring(tuple(self.p.shape), s.factored, s.axes)
+        factoring = find_factoring(tuple(self.p.shape), s.factored, s.axes)
         coverage = 1 - self.past
         v = self.v / coverage
-        estimate = factored(v, shapes)
+        estimate = factored(v, factoring)
         ratio = v / estimate
         mine, full = self.g * estimate.rsqrt(), self.g * v.rsqrt()
         return Fit(
             name=name,
             shape=tuple(self.p.shape),
-            estimator=shapes.estimator,
+            estimator=factoring.estimator,
             steps=self.steps,
             coverage=coverage,
             divergence=float(eq.i_divergence(v, estimate) / v.sum()),
-            noise=noise(coverage**2 / self.square) if shapes.estimator != "full" else 0.0,
+            noise=noise(coverage**2 / self.square) if factoring.estimator != "full" else 0.0,
             largest_ratio=float(ratio.max()),
             smallest_ratio=float(ratio.min()),
             within_two=float(((ratio >= 0.25) & (ratio <= 4)).double().mean()),
@@ -181,25 +176,21 @@ class _Observed:
         )
 
 
-def factored(v: Tensor, shapes: Factoring) -> Tensor:
-    """What the factors of a second moment make of it: V̂ = R·C/mean(R), or row or column means alone (§3, §3.2)."""
-    row_axis, col_axis = shapes.row_axis, shapes.col_axis
+def factored(v: Tensor, factoring: Factoring) -> Tensor:
+    """Return V̂ = R·C/mean(R) of a second moment, or its row or column means alone (§3, §3.2)."""
+    row_axis, col_axis = factoring.row_axis, factoring.col_axis
     if row_axis is None or col_axis is None:
         return v
     row, col = v.mean(col_axis, keepdim=True), v.mean(row_axis, keepdim=True)
-    if shapes.estimator == "outer":
+    if factoring.estimator == "outer":
         return (row / row.mean(row_axis, keepdim=True)) * col
-    return (row if shapes.estimator == "row" else col).expand_as(v)
+    return (row if factoring.estimator == "row" else col).expand_as(v)
 
 
 def noise(samples: float) -> float:
-    """The divergence, per element of mean V, of a mean of so many independent squares of normal numbers.
+    """Return the divergence, per element of mean V, of a mean of so many independent squares of normal numbers.
 
     E[x·ln x] of x = χ²ₙ/n is ψ(n/2 + 1) − ln(n/2): 0.73 for one gradient, about 1/n for many.
     """
     half = torch.tensor(samples / 2, dtype=torch.float64)
     return float(torch.special.digamma(half + 1) - half.log()) if samples > 0 else math.nan
-
-
-def _whole(t: Tensor) -> Tensor:
-    return t.full_tensor() if is_sharded(t) else t

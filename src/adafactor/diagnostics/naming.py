@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from os.path import commonprefix
 
 Named = tuple[str, tuple[int, ...]]  # a parameter's name and shape
 
@@ -19,7 +20,7 @@ def numbers(name: str) -> tuple[int, ...]:
 
 
 def grouped(parameters: Iterable[Named]) -> dict[str, list[str]]:
-    """Names under a label for each kind of layer, in the order of the first of each.
+    """Return names under a label for each kind of layer, in the order of the first of each.
 
     Layers are of one kind when their names differ in numbers only and their shapes do not differ. The label has a star
     for a number that differs; or the numbers, if there are others of that name, of another shape.
@@ -33,7 +34,7 @@ def grouped(parameters: Iterable[Named]) -> dict[str, list[str]]:
 
 
 def shortened(chosen: Iterable[str], among: Iterable[Named], most: int = 6) -> str:
-    """The chosen of a model's parameters as a short list: `wte.weight, h.*.attn.weight (12), h.{3,5-7}.bias (4)`."""
+    """Shorten the list of chosen parameters: `wte.weight, h.*.attn.weight (12), h.{3,5-7}.bias (4)`."""
     chosen, parts = set(chosen), []
     kinds, alike = _kinds(among)
     for (star, _), names in kinds.items():
@@ -46,23 +47,17 @@ def shortened(chosen: Iterable[str], among: Iterable[Named], most: int = 6) -> s
 
 
 def common_prefix(names: Iterable[str]) -> str:
-    """What all names begin with, up to a dot: `transformer.`; empty for a single name."""
-    parts = [name.split(".")[:-1] for name in names]
-    if len(parts) < 2:
-        return ""
-    shared = 0
-    for level in zip(*parts, strict=False):
-        if len(set(level)) > 1:
-            break
-        shared += 1
-    return "".join(f"{part}." for part in parts[0][:shared])
+    """Return what all names begin with, up to a dot: `transformer.`; empty for a single name."""
+    names = list(names)
+    prefix = commonprefix(names) if len(names) > 1 else ""
+    return prefix[: prefix.rfind(".") + 1]
 
 
 def select(names: Sequence[str], patterns: str | Iterable[str]) -> list[str]:
-    """The names that any of the patterns matches, a star standing for any text; a pattern without a match is an error.
+    """Return the names that any of the patterns matches, a star standing for any text.
 
     Raises:
-        ValueError: nothing has that name.
+        ValueError: a pattern matches nothing.
     """
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     for wanted in patterns:
@@ -73,7 +68,7 @@ def select(names: Sequence[str], patterns: str | Iterable[str]) -> list[str]:
 
 
 def _kinds(parameters: Iterable[Named]) -> tuple[dict[Named, list[str]], dict[str, list[str]]]:
-    """The names of each pattern and shape, and those of each pattern."""
+    """Return the names of each pattern and shape, and those of each pattern."""
     kinds: dict[Named, list[str]] = {}
     alike: dict[str, list[str]] = {}
     for name, shape in parameters:

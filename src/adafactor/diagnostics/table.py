@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from adafactor.core.record import Record
 from adafactor.diagnostics.naming import common_prefix, grouped, numbers
 from adafactor.diagnostics.report import Report
-from adafactor.diagnostics.words import Finding, diagnose
+from adafactor.diagnostics.rules import diagnose
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-WIDE = 100  # columns from which on step sizes and RMS(X) are shown too
 AROUND = 8  # lines that a table takes besides its rows
 
 
@@ -32,8 +30,13 @@ class Live:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        """Nothing is shown before the first report."""
-        self.console = _console() if console is None else console
+        """Show nothing before the first report."""
+        try:
+            from rich import get_console
+        except ImportError as missing:
+            raise ImportError('the live table needs rich: `pip install "rich>=14.1"` brings it') from missing
+        # by default that of rich's progress bars, so that the two know of each other
+        self.console = get_console() if console is None else console
         self._recent: list[Report] = []
         self._live: Any = None
 
@@ -55,7 +58,7 @@ class Live:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif self._recent and not self.console.is_terminal:
+        elif self._recent:
             self.console.print(self._view())
         self._recent = []
 
@@ -64,109 +67,95 @@ class Live:
         from rich.text import Text
 
         findings = diagnose(self._recent)
-        lines = [Text(_headline(f), no_wrap=True, overflow="crop") for f in findings[:4]]
+        heads = [f"{'!' if f.severity == 'warning' else '-'} {f.kind}: {f.where}" for f in findings[:4]]
         if len(findings) > 4:
-            lines.append(Text(f"... and {len(findings) - 4} more: print(*diagnose(optimizer))"))
-        room = self.console.height - AROUND - len(lines) if self.console.is_terminal else 1000
+            heads.append(f"... and {len(findings) - 4} more: print(*diagnose(optimizer))")
+        room = self.console.height - AROUND - len(heads) if self.console.is_terminal else 1000
+        lines = [Text(head, no_wrap=True, overflow="crop") for head in heads]
         return Group(table(self._recent[-1], self.console.width, max(room, 3)), *lines)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A kind of layer: parameters whose names differ in their numbers only."""
-
-    label: str
-    records: list[Record]
-
-    def values(self, figure: str) -> list[float]:
-        """A figure of each parameter that has it."""
-        found = [float(getattr(record, figure)) for record in self.records]
-        return [value for value in found if not math.isnan(value)]
-
-    @property
-    def interest(self) -> tuple[bool, float]:
-        """Rows with skipped steps come first, then those whose RMS(U) is farthest from 1, up or down."""
-        return any(record.skipped for record in self.records), max(map(_far, self.records))
-
-    @property
-    def farthest(self) -> str:
-        """The numbers of the layer whose RMS(U) is farthest from 1, where there are several layers."""
-        return ".".join(map(str, numbers(max(self.records, key=_far).name))) if len(self.records) > 1 else ""
+def rows(report: Report) -> dict[str, list[Record]]:
+    """Return the records by kind of layer: those with skipped steps first, then those whose RMS(U) is far from 1."""
+    by_name = {record.name: record for record in report.records}
+    kinds = grouped((record.name, record.shape) for record in report.records)
+    records = [(label, [by_name[name] for name in names]) for label, names in kinds.items()]
+    return dict(sorted(records, key=lambda row: (not any(r.skipped for r in row[1]), -max(map(_distance, row[1])))))
 
 
-def _far(record: Record) -> float:
-    """How far RMS(U) is from 1, in powers of two; less than nothing where there is none."""
+def table(report: Report, width: int = 80, most: int = 1000) -> Table:
+    """Show a report as a table of at most so many rows. Of several layers, the smallest and the largest metric."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns: dict[str, Callable[[list[Record]], str]] = {
+        "": lambda records: f"x{len(records)}" if len(records) > 1 else "",
+        "RMS(U)": lambda records: _span(records, "rms_update", _plain),
+        "at": _farthest,
+        "clipped": lambda records: _span(records, "clip_rate", lambda rate: f"{100 * rate:.0f}", "%"),
+        "change": lambda records: _span(records, "relative_change", _power),
+    }
+    if width >= 100:
+        columns["step size"] = lambda records: _span(records, "step_size", _power)
+        columns["RMS(X)"] = lambda records: _span(records, "rms_parameter", _power)
+    if any(record.skipped for record in report.records):
+        columns["skipped"] = lambda records: _span(records, "skipped", lambda count: f"{count:.0f}")
+    kinds = rows(report)
+    cells = {label: [text(records) for text in columns.values()] for label, records in list(kinds.items())[:most]}
+    prefix = common_prefix(record.name for record in report.records)
+    title = f"step {report.step}: {len(report.records)} tensors" + (f" of {prefix.rstrip('.')}" if prefix else "")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("parameter", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    room = width - 1 - sum(1 + max(map(len, column)) for column in zip(columns, *cells.values(), strict=True))
+    for label, texts in cells.items():
+        alarming = any(record.skipped or _distance(record) >= 2 for record in kinds[label])
+        table.add_row(
+            Text(_cut(label.removeprefix(prefix), room)), *map(Text, texts), style="bold red" if alarming else None
+        )
+    if len(kinds) > most:
+        table.add_row(Text(f"+ {len(kinds) - most} more kinds", style="dim"))
+    return table
+
+
+def summary(report: Report) -> str:
+    """Show a report in one line."""
+    known = [record for record in report.records if not math.isnan(record.rms_update)]
+    if not known:
+        return f"step {report.step}: no parameter has been stepped"
+    top = max(known, key=lambda record: record.rms_update)
+    middle = median(record.rms_update for record in known)
+    parts = [f"RMS(U) {_plain(middle)} in the median, {_plain(top.rms_update)} in {top.name}"]
+    if rates := _values(known, "clip_rate"):
+        parts.append(f"clipped {sum(rates) / len(rates):.0%}")
+    if changes := _values(known, "relative_change"):
+        parts.append(f"change {median(changes):.1e} a step")
+    if skipped := sum(record.skipped > 0 for record in report.records):
+        parts.append(f"{skipped} parameters with skipped steps")
+    return f"step {report.step}: {'; '.join(parts)}"
+
+
+def _values(records: list[Record], metric: str) -> list[float]:
+    """Return a metric of each parameter that has it."""
+    return [value for value in (float(getattr(record, metric)) for record in records) if not math.isnan(value)]
+
+
+def _distance(record: Record) -> float:
+    """Return how far RMS(U) is from 1, in powers of two; less than nothing where there is none."""
     if math.isnan(record.rms_update):
         return -1.0
     return abs(math.log2(record.rms_update)) if 0 < record.rms_update < math.inf else math.inf
 
 
-def rows(report: Report) -> list[Row]:
-    """The report's parameters by kind of layer, the interesting first."""
-    by_name = {record.name: record for record in report.records}
-    kinds = grouped((record.name, record.shape) for record in report.records)
-    found = [Row(label, [by_name[name] for name in names]) for label, names in kinds.items()]
-    return sorted(found, key=lambda row: row.interest, reverse=True)
+def _farthest(records: list[Record]) -> str:
+    """Return the numbers of the layer whose RMS(U) is farthest from 1, where there are several layers."""
+    return ".".join(map(str, numbers(max(records, key=_distance).name))) if len(records) > 1 else ""
 
 
-def table(report: Report, width: int = 80, most: int = 1000) -> Table:
-    """A report as a table of at most so many rows. Of several layers, the smallest and the largest figure."""
-    from rich.table import Table
-    from rich.text import Text
-
-    found = rows(report)
-    shown, left = found[:most], len(found) - most
-    columns: dict[str, list[str]] = {
-        "": [f"x{len(row.records)}" if len(row.records) > 1 else "" for row in shown],
-        "RMS(U)": [_span(row.values("rms_update"), _plain) for row in shown],
-        "at": [row.farthest for row in shown],
-        "clipped": [_span(row.values("clip_rate"), lambda rate: f"{100 * rate:.0f}", "%") for row in shown],
-        "change": [_span(row.values("relative_change"), _power) for row in shown],
-    }
-    if width >= WIDE:
-        columns["step size"] = [_span(row.values("step_size"), _power) for row in shown]
-        columns["RMS(X)"] = [_span(row.values("rms_parameter"), _power) for row in shown]
-    if any(record.skipped for record in report.records):
-        columns["skipped"] = [_span(row.values("skipped"), lambda count: f"{count:.0f}") for row in shown]
-    prefix = common_prefix(record.name for record in report.records)
-    title = f"step {report.step}: {len(report.records)} tensors" + (f" of {prefix.rstrip('.')}" if prefix else "")
-    made = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
-    made.add_column("parameter", no_wrap=True)
-    for column in columns:
-        made.add_column(column, justify="right", no_wrap=True)
-    room = width - 1 - sum(1 + max(map(len, [column, *cells])) for column, cells in columns.items())
-    for i, row in enumerate(shown):
-        styles = {"RMS(U)": _colour(row.values("rms_update")), "skipped": "bold red" if row.interest[0] else ""}
-        cells = [Text(cells[i], style=styles.get(column, "")) for column, cells in columns.items()]
-        made.add_row(Text(_middle_cut(row.label.removeprefix(prefix), room)), *cells)
-    if left > 0:
-        made.add_row(Text(f"+ {left} more kinds", style="dim"))
-    return made
-
-
-def summary(report: Report) -> str:
-    """A report in one line."""
-    known = [record for record in report.records if not math.isnan(record.rms_update)]
-    if not known:
-        return f"step {report.step}: no parameter has been stepped"
-    top = max(known, key=lambda record: record.rms_update)
-    rates = [record.clip_rate for record in known if not math.isnan(record.clip_rate)]
-    changes = [record.relative_change for record in known if not math.isnan(record.relative_change)]
-    middle = median(record.rms_update for record in known)
-    parts = [f"RMS(U) {_plain(middle)} in the median, {_plain(top.rms_update)} in {top.name}"]
-    parts += [f"clipped {sum(rates) / len(rates):.0%}"] if rates else []
-    parts += [f"change {median(changes):.1e} a step"] if changes else []
-    skipped = sum(record.skipped > 0 for record in report.records)
-    parts += [f"{skipped} parameters with skipped steps"] if skipped else []
-    return f"step {report.step}: {'; '.join(parts)}"
-
-
-def _headline(finding: Finding) -> str:
-    return f"{'!' if finding.severity == 'warning' else '-'} {finding.kind}: {finding.where}"
-
-
-def _span(values: list[float], form: Callable[[float], str], unit: str = "") -> str:
-    """`0.81/1.32`, or one number where both would look the same."""
+def _span(records: list[Record], metric: str, form: Callable[[float], str], unit: str = "") -> str:
+    """Write `0.81/1.32`, or one number where both would look the same."""
+    values = _values(records, metric)
     if not values:
         return "-"
     low, high = form(min(values)), form(max(values))
@@ -174,32 +163,16 @@ def _span(values: list[float], form: Callable[[float], str], unit: str = "") -> 
 
 
 def _plain(value: float) -> str:
-    """With two decimals, as long as these say something."""
+    """Write two decimals, as long as these say something."""
     return f"{value:.2f}" if value == 0 or 0.095 <= value < 100 else _power(value)
 
 
 def _power(value: float) -> str:
-    """One digit and its power of ten: `1e-3`."""
+    """Write one digit and its power of ten: `1e-3`."""
     return f"{value:.0e}".replace("e-0", "e-").replace("e+00", "").replace("e+0", "e")
 
 
-def _colour(values: list[float]) -> str:
-    if not values or (0.25 < min(values) and max(values) < 2):
-        return ""
-    return "bold red" if max(values) >= 4 else "yellow"
-
-
-def _middle_cut(text: str, room: int) -> str:
-    """Cut out of the middle: names differ at their ends."""
+def _cut(text: str, room: int) -> str:
+    """Cut a name in its middle: names differ at their ends."""
     room = max(room, 12)
-    if len(text) <= room:
-        return text
-    return f"{text[: room // 3]}...{text[-(room - room // 3 - 3) :]}"
-
-
-def _console() -> Console:
-    try:
-        from rich import get_console
-    except ImportError as missing:
-        raise ImportError('the live table needs rich: `pip install "rich>=14.1"` brings it') from missing
-    return get_console()  # that of rich's progress bars, so that the two know of each other
+    return text if len(text) <= room else f"{text[: room // 3]}...{text[-(room - room // 3 - 3) :]}"

@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from adafactor.diagnostics.report import Sink
-from adafactor.diagnostics.watch import Watch, check_every, check_sinks
+from adafactor.diagnostics.report import Sink, Watch, check_every, check_sinks
 
 
 class ReportCallback(TrainerCallback):

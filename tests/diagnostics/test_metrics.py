@@ -1,4 +1,4 @@
-"""The figures of a report are what the steps did."""
+"""The metrics of a report are what the steps did."""
 
 from __future__ import annotations
 
