@@ -156,7 +156,7 @@ def apply_rounded(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = jobs.line_at(job, of, b, p, s)
+            line, number = jobs.line_at(job, of, b, p, s), job.origin + b * job.nb + p * job.np + s * job.ns
             if job.K > 1:
                 lines.repeat(row, line.number * job.K, job.K, narrow(1.0, dtypes.stat), tile)
             for q in range(0, job.Q * job.K, size):
@@ -168,8 +168,8 @@ def apply_rounded(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes
                     _descend(job, values, part, tile, rates)
                 else:
                     _descend(job, values, part, row[line.number], rates)
-                number = job.origin + b * job.nb + p * job.np + s * job.ns + q * job.nq
                 _store(job, part.x, compensation, values, number, job.nq)
+                number += size * job.nq
 
 
 @exactly

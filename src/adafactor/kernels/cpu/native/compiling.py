@@ -25,11 +25,12 @@ from numba.core.compiler_lock import global_compiler_lock
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise RuntimeError("the compiled step needs Numba's compiler, which NUMBA_DISABLE_JIT=1 turns off")
 
-# These are not in Numba's manual. A Numba that has changed them is one that we cannot use: plain torch steps then.
+# Not all of this is in Numba's manual. A Numba that has changed it is one that we cannot use: plain torch steps then.
 NEEDED = {
-    JITCPUCodegen: ["_library_class"],
-    JITCodeLibrary: ["_optimize_functions", "_optimize_final_module", "_finalize_final_module"],
-}
+    JITCPUCodegen: ["_library_class", "create_library"],
+    JITCodeLibrary: ["_optimize_functions", "_optimize_final_module", "_finalize_final_module", "add_linking_library",
+                     "add_ir_module", "enable_object_caching", "serialize_using_object_code"],
+}  # fmt: skip
 for _owner, _names in NEEDED.items():
     if _missing := [name for name in _names if not hasattr(_owner, name)]:
         raise RuntimeError(f"Numba {numba.__version__} is not known yet: {_owner.__name__} has no {_missing[0]}")

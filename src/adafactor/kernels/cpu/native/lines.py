@@ -259,36 +259,20 @@ def keep_and_fade(job: Job, stat: Any) -> tuple[float, float]:
 
 
 @summing
-def energy_of_unfactored(flat: Flat, job: Job) -> tuple[float, float]:
+def energy_of_unfactored(flat: Flat, job: Job, dtype: Any) -> tuple[float, float]:
     """Return ΣU² and the sum of a share of V̂, with V̂ and the momentum as they will be; nothing is written."""
     g, v, m = flat.g, flat.v, flat.m
-    stat = v[0]
-    w1, w2, eps1 = narrow(job.w1, stat), narrow(job.w2, stat), narrow(job.eps1, stat)
-    keep, fade = keep_and_fade(job, stat)
-    averaged, energy, seen = job.momentum == jobs.OF_GRADIENT, narrow(0.0, stat), narrow(0.0, stat)
-    share = narrow(1.0 / jobs.WIDTH, stat)  # keeps the sum of V̂ in range
+    w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
+    keep, fade = keep_and_fade(job, v[0])
+    averaged, energy, seen = job.momentum == jobs.OF_GRADIENT, narrow(0.0, dtype), narrow(0.0, dtype)
+    share = narrow(1.0 / jobs.WIDTH, dtype)  # keeps the sum of V̂ in range
     for j in range(len(v)):
         a = widen(g[j], eps1)
-        new = averaged_square(v[j], a, keep, fade, w2, eps1)
-        u = average(m[j], a, w1) if averaged else a
+        new = widen(averaged_square(v[j], a, keep, fade, w2, eps1), dtype)
+        u = widen(average(m[j], a, w1) if averaged else a, dtype)
         energy += u * u / new
         seen += new * share
     return energy, seen
-
-
-@summing
-def energy_of_unfactored_in_double(flat: Flat, job: Job) -> float:
-    """Return ΣU² where float32 has no room for the squares."""
-    g, v, m = flat.g, flat.v, flat.m
-    stat, energy = v[0], 0.0
-    w1, w2, eps1 = narrow(job.w1, stat), narrow(job.w2, stat), narrow(job.eps1, stat)
-    keep, fade = keep_and_fade(job, stat)
-    for j in range(len(v)):
-        a = widen(g[j], eps1)
-        new = averaged_square(v[j], a, keep, fade, w2, eps1)
-        u = np.float64(average(m[j], a, w1) if job.momentum == jobs.OF_GRADIENT else a)
-        energy += u * u / np.float64(new)
-    return energy
 
 
 @exactly

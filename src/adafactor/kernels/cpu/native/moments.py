@@ -179,8 +179,8 @@ def moments_of_unfactored(job: Job, phase: int, chunk: int, scratch: int, dtypes
     u2, x2, seen = 0.0, 0.0, 0.0
     for p in range(start, stop, jobs.WIDTH):
         flat = jobs.flat_at(job, p, min(jobs.WIDTH, stop - p), dtypes)
-        energy, total = lines.energy_of_unfactored(flat, job)
-        u2 += energy if np.isfinite(energy) else lines.energy_of_unfactored_in_double(flat, job)
+        energy, total = lines.energy_of_unfactored(flat, job, dtypes.stat)
+        u2 += energy if np.isfinite(energy) else lines.energy_of_unfactored(flat, job, np.float64)[0]
         seen += total
         if job.measures_x:
             x2 += lines.sum_of_squares(flat.x, dtypes.stat)
