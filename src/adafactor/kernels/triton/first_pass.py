@@ -20,6 +20,7 @@ import triton.language as tl
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import address, blend, decayed, divide, inverse_root, is_stepped, number_at
+from adafactor.kernels.triton.rates import TABLES
 
 LINE = tl.constexpr(sizes.LINE)
 
@@ -224,6 +225,7 @@ def first_pass(
     STAGES: tl.constexpr,
 ):
     """Run a program for each unit: (matrix, first row, end row)."""
+    tl.static_assert(TABLES != "")
     unit = tl.program_id(0).to(tl.int64) + first_unit
     matrix_ptr = matrices_ptr + tl.load(units_ptr + 3 * unit).to(tl.int64) * f.MATRIX
     number = tl.load(matrix_ptr + f.OF)

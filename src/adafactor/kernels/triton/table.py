@@ -221,7 +221,9 @@ class Table:
             begin, end = row[f.FIRST_TILE.value], row[f.FIRST_TILE.value] + row[f.TILES.value]
             shares += [(i, first, min(first + MEASURED, end)) for first in range(begin, end, MEASURED)]
             sample = checked(end - begin)
+            row[f.FIRST_CHECK.value] = len(checks)
             checks += [(i, begin + at) for at in sample] + [(i, -1)] * (len(sample) < end - begin)
+            row[f.CHECKS.value] = len(checks) - row[f.FIRST_CHECK.value]
         return torch.tensor(shares), torch.tensor(checks)
 
     def _fill_scratch(self, most: int) -> tuple[list[Chunk], int]:
