@@ -216,7 +216,8 @@ class Table:
 
     def _samples(self) -> tuple[Tensor, Tensor]:
         """Which tiles of which tensor programs measure, and which they check."""
-        shares, checks = [], []
+        shares: list[tuple[int, int, int]] = []
+        checks: list[tuple[int, int]] = []
         for i, row in enumerate(self._tensors):
             begin, end = row[f.FIRST_TILE.value], row[f.FIRST_TILE.value] + row[f.TILES.value]
             shares += [(i, first, min(first + MEASURED, end)) for first in range(begin, end, MEASURED)]
