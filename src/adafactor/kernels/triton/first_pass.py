@@ -80,6 +80,15 @@ def average_rows(u, rows, old, sums, RAW: tl.constexpr):
 
 
 @triton.jit
+def add_rows(a):
+    """Sum along the rows of a tile: many of them in double, to keep the digits."""
+    if a.shape[0] > 32:
+        return tl.sum(a.to(tl.float64), 0).to(a.dtype)
+    else:
+        return tl.sum(a, 0)
+
+
+@triton.jit
 def store_columns(u, cols, square, energy, OF_GRADIENT: tl.constexpr, RAW: tl.constexpr):
     """Store the unit's sums of some columns; return what they add to its ΣU² without C, and 0 where all are finite."""
     tl.store(u.partial_ptr + cols, square, mask=cols < u.col_end)
@@ -134,7 +143,7 @@ def hold_rows(
         g_ptr += ROWS * u.g_stride_p
     energy, probe = tl.full((), 0.0, ST), tl.full((), 0.0, ST)
     for k in tl.static_range(CHUNKS):
-        e, p = store_columns(u, k * CHUNK + cols, tl.sum(squares[k], 0), tl.sum(energies[k], 0), OF_GRADIENT, RAW)
+        e, p = store_columns(u, k * CHUNK + cols, add_rows(squares[k]), add_rows(energies[k]), OF_GRADIENT, RAW)
         energy += e
         probe += p
     return tl.sum(row_sum, 0), energy, probe

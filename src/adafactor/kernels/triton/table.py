@@ -114,6 +114,7 @@ class Table:
         lines = -(-x.numel() // LINE)
         row[f.FULL.value] = parameter.state["full"].data_ptr()
         row[f.N.value], row[f.M.value] = lines, x.numel()
+        row[f.WHOLE_N.value] = row[f.WHOLE_M.value] = 1  # there are no means
         row[f.X_STRIDE_P.value] = row[f.G_STRIDE_P.value] = LINE
         row[f.X_STRIDE_Q.value] = row[f.G_STRIDE_Q.value] = 1
         matrix = [0] * f.MATRIX.value
