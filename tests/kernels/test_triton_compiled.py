@@ -79,6 +79,13 @@ def check_amdgcn(variant: Variant, code: str) -> None:
         assert re.search(r"\b(global|buffer)_store_dwordx4", code)
 
 
+def test_compiled_code_on_disk_is_not_used_with_other_tables() -> None:
+    kernels = {variant.kernel for variant in variants(SOME)}
+    assert len(kernels) == 10
+    for kernel in kernels:
+        assert kernel.cache_key and "TABLES" in {name for name, _ in kernel.used_global_vals}, kernel.__name__
+
+
 CARDS = ["sm_90", *(pytest.param(card, marks=pytest.mark.slow) for card in ("sm_80", "sm_100"))]
 needs_fitted = pytest.mark.skipif(VERSION < (3, 9), reason="instructions were counted with Triton 3.9")
 

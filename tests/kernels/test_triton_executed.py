@@ -103,6 +103,22 @@ def test_two_steps_are_clean_and_have_the_same_bits_in_any_order_of_programs(
         agree(a, b, case)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"rounding": "stochastic"}], ids=str)
+def test_an_a100_and_an_h100_take_the_same_step_to_the_bit(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than is promised, which is the same kind of card: sm_100 adds up a thread's numbers in another order."""
+    case = Case("cards", torch.bfloat16 if settings else torch.float32, FEW, settings)
+    found = []
+    for target in ("sm_80", "sm_90"):
+        x, optimizer = triton_emulated.take(
+            triton_emulated.Emulator(target), monkeypatch, *material(case), **case.settings
+        )
+        found.append([*x, *(t for state in optimizer.state.values() for t in state.values())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def agree(a: Tensor, b: Tensor, case: Case) -> None:
     """As `eager` has it: to a few units in the last place, and most of the 16-bit ones exactly."""
     if case.dtype.itemsize >= 4:

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from adafactor.core import equations as eq
 from adafactor.core.dtensor import is_sharded
-from adafactor.core.factoring import Factoring, find_factoring, sum_dtype
+from adafactor.core.factoring import Factored, Factoring, find_factoring, sum_dtype
 from adafactor.core.settings import Settings
 from adafactor.diagnostics.naming import select
 from adafactor.diagnostics.report import parameters, unwrap
@@ -178,12 +178,11 @@ class _Observed:
 
 def factored(v: Tensor, factoring: Factoring) -> Tensor:
     """Return V̂ = R·C/mean(R) of a second moment, or its row or column means alone (§3, §3.2)."""
-    row_axis, col_axis = factoring.row_axis, factoring.col_axis
-    if row_axis is None or col_axis is None:
+    if not isinstance(factoring, Factored):
         return v
-    row, col = v.mean(col_axis, keepdim=True), v.mean(row_axis, keepdim=True)
+    row, col = v.mean(factoring.col_axis, keepdim=True), v.mean(factoring.row_axis, keepdim=True)
     if factoring.estimator == "outer":
-        return (row / row.mean(row_axis, keepdim=True)) * col
+        return (row / row.mean(factoring.row_axis, keepdim=True)) * col
     return (row if factoring.estimator == "row" else col).expand_as(v)
 
 

@@ -141,6 +141,7 @@ class Executor:
         }
         self.memory["notes"] = self.notes
         self.memory["squares"] = torch.zeros(table.tile_count, dtype=torch.float64, device=self.device)
+        self.memory["changes"] = torch.zeros(len(table.checks), dtype=torch.int32, device=self.device)
         self.must_measure = [parameter.settings.relative for parameter in self.parameters]
         self.relies = any(self.must_measure)  # on ΣX² that the last step has left
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]

@@ -41,13 +41,15 @@ def columns(number: int) -> tuple[constexpr, ...]:
     BLOCKS,
     FIRST_TILE,  # of the last pass
     TILES,
+    FIRST_CHECK,  # of ΣX² of a tile
+    CHECKS,
     NUMBER_P,  # what is added to an element's number along P and Q
     NUMBER_Q,
     ROOT1,  # of the random numbers
     ROOT2,
     SWAPPED,  # 1: the paper's rows lie along Q, so that V̂ is divided by the mean of C
-) = columns(31)
-TENSOR = constexpr(32)  # columns of a row
+) = columns(33)
+TENSOR = constexpr(33)  # columns of a row
 
 # ---- matrices: int64, what lasts. A stack of matrices has many; an unfactored tensor has one
 (
@@ -82,7 +84,6 @@ GIVEN = constexpr(2)
     ALPHA,  # αₜ, negative to maximise
     X2,  # ΣX² that the step relies on
     U2,  # ΣU² as far as the first pass knows it
-    STALE,  # 1: X is not what the last step left
     RMS_U,  # for the report, and all that follows
     REPORTED_ALPHA,
     RMS_X,
@@ -90,8 +91,8 @@ GIVEN = constexpr(2)
     STEPS,
     CLIPPED,
     SKIPPED,
-) = columns(19)
-NOTES = constexpr(20)
+) = columns(18)
+NOTES = constexpr(18)
 
 # ---- sums: float64, what a unit of the first pass leaves
 ROW_SUM, ENERGY, PROBE = columns(3)  # the last one is 0 where G² is finite, else NaN

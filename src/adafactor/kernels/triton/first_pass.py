@@ -20,6 +20,7 @@ import triton.language as tl
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import address, blend, decayed, divide, inverse_root, is_stepped, number_at
+from adafactor.kernels.triton.rates import TABLES
 
 LINE = tl.constexpr(sizes.LINE)
 
@@ -79,6 +80,15 @@ def average_rows(u, rows, old, sums, RAW: tl.constexpr):
 
 
 @triton.jit
+def add_rows(a):
+    """Sum along the rows of a tile: many of them in double, to keep the digits."""
+    if a.shape[0] > 32:
+        return tl.sum(a.to(tl.float64), 0).to(a.dtype)
+    else:
+        return tl.sum(a, 0)
+
+
+@triton.jit
 def store_columns(u, cols, square, energy, OF_GRADIENT: tl.constexpr, RAW: tl.constexpr):
     """Store the unit's sums of some columns; return what they add to its ΣU² without C, and 0 where all are finite."""
     tl.store(u.partial_ptr + cols, square, mask=cols < u.col_end)
@@ -133,7 +143,7 @@ def hold_rows(
         g_ptr += ROWS * u.g_stride_p
     energy, probe = tl.full((), 0.0, ST), tl.full((), 0.0, ST)
     for k in tl.static_range(CHUNKS):
-        e, p = store_columns(u, k * CHUNK + cols, tl.sum(squares[k], 0), tl.sum(energies[k], 0), OF_GRADIENT, RAW)
+        e, p = store_columns(u, k * CHUNK + cols, add_rows(squares[k]), add_rows(energies[k]), OF_GRADIENT, RAW)
         energy += e
         probe += p
     return tl.sum(row_sum, 0), energy, probe
@@ -224,6 +234,7 @@ def first_pass(
     STAGES: tl.constexpr,
 ):
     """Run a program for each unit: (matrix, first row, end row)."""
+    tl.static_assert(TABLES != "")
     unit = tl.program_id(0).to(tl.int64) + first_unit
     matrix_ptr = matrices_ptr + tl.load(units_ptr + 3 * unit).to(tl.int64) * f.MATRIX
     number = tl.load(matrix_ptr + f.OF)

@@ -11,6 +11,7 @@ import triton.language as tl
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import address, at_least, inverse_root, number_at, total
+from adafactor.kernels.triton.rates import TABLES
 
 BLOCK = tl.constexpr(sizes.BLOCK)
 GROUP = tl.constexpr(16)  # units whose column sums are added up at once
@@ -76,7 +77,6 @@ def write_scalars(tensor_ptr, note_ptr, group_ptr, is_finite, found_inf, x2, u2)
     tl.store(note_ptr + f.ALPHA, size * tl.load(note_ptr + f.RHO) * tl.load(group_ptr + rates.SIGN))
     tl.store(note_ptr + f.X2, x2)
     tl.store(note_ptr + f.U2, u2)
-    tl.store(note_ptr + f.STALE, 0.0)
 
 
 @triton.jit(
@@ -106,6 +106,7 @@ def fold(
     ALIGNED: tl.constexpr,
 ):
     """Run a program for each block of columns, then one for each tensor."""
+    tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
     block, number = program + first_block, program - block_count + first_tensor
     if program < block_count:

@@ -12,8 +12,9 @@ unfactored tensor, the next elements in memory. `visit` takes a tile through one
 Somebody may write to X between two steps, behind torch's back. So before anything is written, `begin_step` compares ΣX²
 of the heaviest tile of a tensor and of a sample of the others (`sizes.checked`) with what the last step has left, and
 `measure` reads all of those tensors that differ, and those of which nothing is known. What no sample sees the last pass
-finds, which reads everything: then the next step measures. The last pass adds up squares in the state's type, these two
-kernels in double, too: where squares leave the range of float32 the sums differ, so that X is measured every time.
+finds, which reads everything: it leaves a NaN there, and the next step measures. The last pass adds up squares in the
+state's type, these two kernels in double, too: where squares leave the range of float32 the sums differ, and X is
+measured every time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from adafactor.kernels.triton.elements import (
     stochastic,
     total,
 )
+from adafactor.kernels.triton.rates import TABLES
 
 LINE, LINES, NARROW = tl.constexpr(sizes.LINE), tl.constexpr(sizes.LINES), tl.constexpr(sizes.NARROW)
 STEP, NORMS, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -369,6 +371,7 @@ def last_pass(
     ROUNDING: tl.constexpr,
 ):
     """Run a program for each tile: (matrix, first row, first column)."""
+    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64)
     place = tl.load(tiles_ptr + 3 * number).to(tl.int64)
     matrix_ptr = matrices_ptr + place * f.MATRIX
@@ -400,8 +403,7 @@ def last_pass(
                 end = tl.minimum(first_col + LINE, tile.m).to(tl.int32)
                 copy(vectors_ptr + tile.new_col, tile.col_ptr, tl.load(tensor_ptr + f.COL_STRIDE), first_col, end)
             before, after = visit_any(tensor_ptr, tile, s, inverses_ptr, DT, ST, ALIGNED, MOMENTUM, ROUNDING, STEP)
-            tl.store(note_ptr + f.STALE, 1.0, mask=differs(before, known))
-            tl.store(squares_ptr + number, after)
+            tl.store(squares_ptr + number, tl.where(differs(before, known), float("nan"), after))  # to be measured
             if is_first:
                 report(tensor_ptr, note_ptr, count, rms_u, divisor)
         elif is_first & (taken == 0):
@@ -430,6 +432,7 @@ def norms(
     MOMENTUM: tl.constexpr,
 ):
     """Run a program for each tile of a shard: ΣU² and ΣX²."""
+    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64)
     place = tl.load(tiles_ptr + 3 * number).to(tl.int64)
     matrix_ptr = matrices_ptr + place * f.MATRIX
@@ -483,17 +486,18 @@ def begin_step(
     numbers_ptr,
     notes_ptr,
     squares_ptr,
+    changes_ptr,
     tensor_count,
     DT: tl.constexpr,
     ST: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Run a program for each tensor: its rates; then one for each tile to check: (tensor, tile), −1 is the heaviest."""
+    tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
-    number, tile = program, program - tensor_count
-    if program >= tensor_count:
-        number = tl.load(checks_ptr + 2 * tile).to(tl.int64)
-        tile = tl.load(checks_ptr + 2 * tile + 1).to(tl.int64)
+    number, check = program, program - tensor_count
+    if check >= 0:
+        number = tl.load(checks_ptr + 2 * check).to(tl.int64)
     tensor_ptr, note_ptr, g_ptr = (
         tensors_ptr + number * f.TENSOR,
         notes_ptr + number * f.NOTES,
@@ -504,13 +508,11 @@ def begin_step(
         if program < tensor_count:
             rates.write_rates(tensor_ptr, group_ptr, note_ptr)
         elif (tl.load(group_ptr + rates.RELATIVE) != 0) & (tl.load(g_ptr + f.MUST_MEASURE) == 0):
+            tile = tl.load(checks_ptr + 2 * check + 1).to(tl.int64)
             if tile < 0:
                 tile = heaviest(squares_ptr, tensor_ptr)
-            x2, known = (
-                sum_squares(tensors_ptr, matrices_ptr, tiles_ptr, tile, DT, ST, ALIGNED),
-                tl.load(squares_ptr + tile),
-            )
-            tl.store(note_ptr + f.STALE, 1.0, mask=differs(x2, known))
+            x2 = sum_squares(tensors_ptr, matrices_ptr, tiles_ptr, tile, DT, ST, ALIGNED)
+            tl.store(changes_ptr + check, tl.where(differs(x2, tl.load(squares_ptr + tile)), 1, 0))
 
 
 @triton.jit
@@ -521,19 +523,22 @@ def measure(
     shares_ptr,
     given_ptr,
     numbers_ptr,
-    notes_ptr,
     squares_ptr,
+    changes_ptr,
     DT: tl.constexpr,
     ST: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Run a program for some tiles of a tensor, (tensor, first, end); nearly always there is nothing to do."""
+    tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
     number = tl.load(shares_ptr + 3 * program).to(tl.int64)
-    g_ptr, group = given_ptr + number * f.GIVEN, tl.load(tensors_ptr + number * f.TENSOR + f.GROUP)
-    is_wanted = (tl.load(g_ptr + f.MUST_MEASURE) != 0) | (tl.load(notes_ptr + number * f.NOTES + f.STALE) != 0)
-    is_wanted = is_wanted & (tl.load(numbers_ptr + group * rates.NUMBERS + rates.RELATIVE) != 0)
-    if is_wanted & (tl.load(g_ptr + f.G_ADDRESS) != 0):
+    tensor_ptr, g_ptr = tensors_ptr + number * f.TENSOR, given_ptr + number * f.GIVEN
+    group_ptr = numbers_ptr + tl.load(tensor_ptr + f.GROUP) * rates.NUMBERS
+    checks = tl.load(tensor_ptr + f.CHECKS).to(tl.int32)
+    is_changed = total(changes_ptr + tl.load(tensor_ptr + f.FIRST_CHECK), checks, 1) > 0
+    is_wanted = is_changed | (tl.load(g_ptr + f.MUST_MEASURE) != 0)
+    if is_wanted & (tl.load(group_ptr + rates.RELATIVE) != 0) & (tl.load(g_ptr + f.G_ADDRESS) != 0):
         first, end = tl.load(shares_ptr + 3 * program + 1), tl.load(shares_ptr + 3 * program + 2)
         for tile in range(first, end):
             at = tl.full((), 0, tl.int64) + tile

@@ -34,6 +34,12 @@ from adafactor.kernels.triton.elements import mix
 ) = f.columns(13)
 NUMBERS = tl.constexpr(16)
 
+# All columns. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has changed, but
+# not when a module's attribute has. So every kernel names this constant.
+TABLES = tl.constexpr(
+    repr(sorted((k, v.value) for k, v in (vars(f) | globals()).items() if isinstance(v, tl.constexpr)))
+)
+
 
 def row_of(s: Settings) -> list[float]:
     """Return the numbers of a group; a learning rate that lies on a device is copied there, later."""

@@ -9,6 +9,7 @@ from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import inverse_root, total
 from adafactor.kernels.triton.fold import add_units, write_scalars
+from adafactor.kernels.triton.rates import TABLES
 
 BLOCK = tl.constexpr(sizes.BLOCK)
 TERMS = tl.constexpr(sizes.TERMS)
@@ -35,6 +36,7 @@ def means(
     first_tensor,
 ):
     """Run a program for each block of columns, then one for the rows of each matrix, then one for each tensor."""
+    tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
     if program < block_count + matrix_count:
         is_block, block = program < block_count, program + first_block
@@ -95,6 +97,7 @@ def factors(
     ST: tl.constexpr,
 ):
     """Run a program for each matrix: R and C; mean(R) unless the ranks have found it."""
+    tl.static_assert(TABLES != "")
     place = tl.program_id(0).to(tl.int64)
     matrix_ptr = matrices_ptr + place * f.MATRIX
     number = tl.load(matrix_ptr + f.OF)
@@ -123,6 +126,7 @@ def factors(
 @triton.jit
 def totals(tensors_ptr, given_ptr, pairs_ptr, norms_ptr):
     """Run a program for each tensor: ΣU² and ΣX² of what is here."""
+    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64)
     if tl.load(given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:
         tensor_ptr = tensors_ptr + number * f.TENSOR
@@ -135,6 +139,7 @@ def totals(tensors_ptr, given_ptr, pairs_ptr, norms_ptr):
 @triton.jit(do_not_specialize_on_alignment=["found_inf_ptr"])
 def conclude(tensors_ptr, given_ptr, numbers_ptr, notes_ptr, norms_ptr, finite_ptr, found_inf_ptr):
     """Run a program for each tensor: its scalars, from sums that all ranks have completed."""
+    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64)
     tensor_ptr, note_ptr = tensors_ptr + number * f.TENSOR, notes_ptr + number * f.NOTES
     if tl.load(given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:

@@ -63,7 +63,7 @@ def tiling(m: int, itemsize: int, held: int) -> Tiling:
 @lru_cache(maxsize=4096)
 def unit_rows(n: int, m: int, itemsize: int, rows: int) -> int:
     """Return the rows of a unit of an n × m matrix, where a program holds so many at a time."""
-    unit = max(64 // itemsize, 8, rows)
+    unit = max(64 // itemsize, 8, (8 if m > SHORT else 4) * rows)  # enough turns of the loop to load ahead
     while -(-n // unit) > max(1, min(UNITS, PARTIAL_SUMS // m)):
         unit *= 2
     return unit

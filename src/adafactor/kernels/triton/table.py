@@ -114,6 +114,7 @@ class Table:
         lines = -(-x.numel() // LINE)
         row[f.FULL.value] = parameter.state["full"].data_ptr()
         row[f.N.value], row[f.M.value] = lines, x.numel()
+        row[f.WHOLE_N.value] = row[f.WHOLE_M.value] = 1  # there are no means
         row[f.X_STRIDE_P.value] = row[f.G_STRIDE_P.value] = LINE
         row[f.X_STRIDE_Q.value] = row[f.G_STRIDE_Q.value] = 1
         matrix = [0] * f.MATRIX.value
@@ -215,12 +216,15 @@ class Table:
 
     def _samples(self) -> tuple[Tensor, Tensor]:
         """Which tiles of which tensor programs measure, and which they check."""
-        shares, checks = [], []
+        shares: list[tuple[int, int, int]] = []
+        checks: list[tuple[int, int]] = []
         for i, row in enumerate(self._tensors):
             begin, end = row[f.FIRST_TILE.value], row[f.FIRST_TILE.value] + row[f.TILES.value]
             shares += [(i, first, min(first + MEASURED, end)) for first in range(begin, end, MEASURED)]
             sample = checked(end - begin)
+            row[f.FIRST_CHECK.value] = len(checks)
             checks += [(i, begin + at) for at in sample] + [(i, -1)] * (len(sample) < end - begin)
+            row[f.CHECKS.value] = len(checks) - row[f.FIRST_CHECK.value]
         return torch.tensor(shares), torch.tensor(checks)
 
     def _fill_scratch(self, most: int) -> tuple[list[Chunk], int]:
