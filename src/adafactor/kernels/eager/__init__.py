@@ -46,14 +46,16 @@ def _batch_of(p: Parameter) -> tuple[Any, ...] | None:
     """What parameters must share to step side by side; None for one that steps alone."""
     if sums.on_host(p.x) or p.overlaps or p.shard is not None or not p.x.numel():
         return None
-    if any(type(t) not in EXACT_TYPES or not t.is_contiguous() for t in p.state.values()):
-        return None
     alike = p.x.device, p.group, p.x.dtype, p.gradient.dtype, p.in_lockstep
     if isinstance(p.factoring, Factored):
-        return (*alike, "matrices") if p.x.dim() == 2 and p.factoring.estimator == "outer" else None
-    plain = type(p.x) in EXACT_TYPES and p.gradient.type in EXACT_TYPES and p.x.is_contiguous()
-    small = plain and p.x.numel() <= SMALL and p.rounding == "nearest"
-    return (*alike, "packed") if small else None
+        is_plain = all(_is_plain(p.state[key]) for key in p.factoring.statistics)
+        return (*alike, p.factoring.estimator, p.x.dim() == 2) if is_plain else None
+    is_plain = p.gradient.type in EXACT_TYPES and all(map(_is_plain, (p.x, *p.state.values())))
+    return (*alike, "packed") if is_plain and p.x.numel() <= SMALL and p.rounding == "nearest" else None
+
+
+def _is_plain(t: Tensor) -> bool:
+    return type(t) in EXACT_TYPES and t.is_contiguous()
 
 
 class Executor:

@@ -379,9 +379,13 @@ class Factor:
         """The mean of each matrix's R over n, which broadcasts over R."""
         if known is not None:
             return known
-        if self.pack is not None:
+        if self.pack is not None and row.numel() == sum(f.shape[f.row_axis] for f in self.factorings):
             lengths = [float(n) for n in self.pack.sizes]
             return (self.pack.sums(row) / self.pack.vector(lengths, row.dtype))[self.pack.entry]
+        if self.pack is not None:  # stacks of matrices
+            rows = zip(self._apart(row), self.factorings, strict=True)
+            means = (r.mean(f.row_axis_of_r, keepdim=True).expand_as(r) for r, f in rows)
+            return torch.cat([mean.reshape(-1) for mean in means])
         factoring = self.factorings[0]
         total = sums.sum_along(row.unsqueeze(factoring.col_axis), factoring.row_axis)
         mean = total.unsqueeze(factoring.row_axis) / factoring.shape[factoring.row_axis]
@@ -389,9 +393,13 @@ class Factor:
 
     def over_x(self, vector: Tensor) -> list[Tensor]:
         """A vector of each matrix in the statistics' precision, (…, n, 1) or (…, 1, m)."""
-        vector = vector.to(self.dtype)
-        vectors = [vector] if self.pack is None else self.pack.split(vector)
-        return [v.unsqueeze(axis) for v, axis in zip(vectors, self.summed, strict=True)]
+        return [v.unsqueeze(axis) for v, axis in zip(self._apart(vector.to(self.dtype)), self.summed, strict=True)]
+
+    def _apart(self, vector: Tensor) -> list[Tensor]:
+        """A vector of each matrix, in the shape of its state."""
+        if self.pack is None:
+            return [vector]
+        return [v.view(state.shape) for v, state in zip(self.pack.split(vector), self.states, strict=True)]
 
     def _spread(self, value: Scalar) -> Any:
         if not isinstance(value, Tensor):
