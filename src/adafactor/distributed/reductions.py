@@ -12,13 +12,15 @@ from torch import Tensor
 from adafactor.core import sums as host
 from adafactor.core.contract import Gradients, Parameter, Sums
 from adafactor.core.dtensor import is_sharded, local
-from adafactor.core.factoring import statistics_dtype
+from adafactor.core.factoring import statistics_dtype, sum_dtype
 from adafactor.core.settings import RATES
 from adafactor.distributed.agreement import ALONE, Agreement, Facts, facts_of, find_difference
 from adafactor.distributed.shard import Group, Shard
 
-Term = tuple[Tensor, tuple[Group, ...]]  # a sum, and the groups over which it is partial
+Groups = tuple[Group, ...]
+Term = tuple[Tensor, Groups]  # a sum, and the groups over which it is partial
 Member = tuple[Shard, Sums | None]  # None: no gradient on this rank, or its step is not taken
+Pair = Sequence[Any]  # two numbers: Python's, or on a device tensors
 
 
 class Ranks:
@@ -33,6 +35,7 @@ class Ranks:
         self.members = [(p, p.shard) for p in parameters if isinstance(p.shard, Shard)]
         self.agreement = agreement
         self.facts: list[Facts] = [facts_of(p, shard) for p, shard in self.members]
+        self._everyone = _groups_of_flags([shard for _, shard in self.members])
         if self.facts == agreement.facts:
             for (_, shard), before in zip(self.members, agreement.shards, strict=True):
                 shard.arrival = shard.arrival or before.arrival
@@ -53,24 +56,25 @@ class Ranks:
     def complete_moments(self, sums: Sequence[Sums]) -> None:
         """First reduction: rows, columns and mean(R) where they are partial, and whether each gradient is there."""
         members = self._with(sums)
-        for (shard, one), (flag, size) in zip(members, _reduce_moments(members), strict=True):
-            if host.on_host(flag):
-                here, bad = flag.tolist()
+        flags = _reduce_moments(members, self._everyone, [_presence(one) for _, one in members])
+        for (shard, one), groups, (here, bad) in zip(members, self._everyone, flags, strict=True):
+            size = prod(group.size for group in groups)
+            if isinstance(here, Tensor):  # to read it would make the host wait: it is masked where it may not be taken
+                finite: Tensor | bool = (bad == 0) & (here == size)
+            else:
                 if here < 0:  # something has changed on another rank
                     raise self._disagreement(_busy(self.agreement.shards))
                 _insist(shard, one is not None, size, here)
-                finite: Tensor | bool = bad == 0
-            else:  # reading it would make the host wait: the step is not taken where it may not be
-                finite = (flag[1] == 0) & (flag[0] == size)
+                finite = bad == 0
             if one is not None:
                 one.finite = finite
 
     def complete_norms(self, sums: Sequence[Sums]) -> None:
         """Second reduction: ΣU² and ΣX² of the steps that are taken; all ranks know which they are."""
         members = [(shard, one) for shard, one in self._with(sums) if one is None or one.finite is not False]
-        for (_, one), pair in zip(members, _reduce_norms(members), strict=True):
+        for (_, one), (u2, x2) in zip(members, _reduce_norms(members), strict=True):
             if one is not None:
-                one.u2, one.x2 = pair.tolist() if pair.is_cpu else pair
+                one.u2, one.x2 = u2, x2
 
     def _with(self, sums: Sequence[Sums]) -> list[Member]:
         """Every member with its sums."""
@@ -83,14 +87,17 @@ class Ranks:
         if groups:  # the others may be in the middle of a step such as the last one
             without: list[Member] = [(shard, None) for shard in self.agreement.shards]
             align([(shard, None) for shard, _ in without])
-            flags = _reduce_moments(without, changed=True)
-            if any(flag[0] > -(size**2) for flag, size in flags if size > 1):  # not all ranks have changed
-                if not host.on_host(flags[0][0]):  # the others did not read the flags, but do not take this step
+            everyone = _groups_of_flags(self.agreement.shards)
+            sizes = [prod(group.size for group in over) for over in everyone]
+            # zeros, and a presence that makes every sum negative
+            flags = _reduce_moments(without, everyone, [(float(-size), 0.0) for size in sizes])
+            if any(here > -(size**2) for (here, _), size in zip(flags, sizes, strict=True) if size > 1):
+                if isinstance(flags[0][0], Tensor):  # the others did not read the flags, but do not take this step
                     _reduce_norms(without)
                     raise RuntimeError(f"{ALONE}; this rank is one where they did. Nothing was updated")
                 raise self._disagreement(groups)
-        everyone = list(dict.fromkeys(group for _, shard in self.members for group in shard.everyone))
-        if problem := self._difference(everyone, RATES):
+        every = list(dict.fromkeys(group for _, shard in self.members for group in shard.everyone))
+        if problem := self._difference(every, RATES):
             raise RuntimeError(problem)
 
     def _disagreement(self, groups: list[Group]) -> RuntimeError:
@@ -106,40 +113,58 @@ def _busy(shards: Iterable[Shard]) -> list[Group]:
     return list(dict.fromkeys(group for shard in shards for groups in shard.partial.values() for group in groups))
 
 
-def _reduce_moments(members: list[Member], changed: bool = False) -> list[tuple[Tensor, int]]:
-    """Add up the first sums; return how many ranks have each gradient and how many a bad one, and of how many ranks.
-
-    Where this rank has `changed`, it sends zeros, and a presence that makes every sum negative.
-    """
-    busy = _busy(shard for shard, _ in members)
-    terms: list[Term] = []
-    flags = []
-    for shard, one in members:
-        groups = tuple(group for group in shard.everyone if group in busy)
-        size = prod(group.size for group in groups)
-        flag = shard.numbers(*((float(-size), 0.0) if changed else _presence(one)))
-        flags.append((flag, size))
-        terms += [(flag, groups), *_moments(shard, one)]
-    reduce_(terms)
-    return flags
+def _groups_of_flags(shards: Sequence[Shard]) -> list[Groups]:
+    """The groups in which each shard says whether its gradient is there: those in which something is sent anyway."""
+    busy = _busy(shards)
+    return [tuple(group for group in shard.everyone if group in busy) for shard in shards]
 
 
-def _reduce_norms(members: list[Member]) -> list[Tensor]:
+def _reduce_moments(members: list[Member], everyone: list[Groups], flags: Sequence[Pair]) -> list[Pair]:
+    """Add up the first sums; return how many ranks have each gradient, and how many a bad one."""
+    terms = [term for shard, one in members for term in _moments(shard, one)]
+    return _reduce_pairs([shard for shard, _ in members], flags, everyone, terms)
+
+
+def _reduce_norms(members: list[Member]) -> list[Pair]:
     """Add up ΣU² and ΣX² of some members."""
-    pairs = [
-        shard.zeros(2) if one is None else shard.numbers(one.u2, 0.0 if one.x2 is None else one.x2)
-        for shard, one in members
+    pairs: list[Pair] = [
+        (0.0, 0.0) if one is None else (one.u2, 0.0 if one.x2 is None else one.x2) for _, one in members
     ]
-    reduce_([(pair, shard.partial.get("scalars", ())) for (shard, _), pair in zip(members, pairs, strict=True)])
-    return pairs
+    shards = [shard for shard, _ in members]
+    return _reduce_pairs(shards, pairs, [shard.partial.get("scalars", ()) for shard in shards])
+
+
+def _reduce_pairs(
+    shards: list[Shard], pairs: Sequence[Pair], over: list[Groups], terms: Sequence[Term] = ()
+) -> list[Pair]:
+    """Add up two numbers of each shard over its groups, and other terms in the same collectives."""
+    alike: dict[tuple[Groups, torch.device], list[int]] = {}
+    for i, (shard, groups) in enumerate(zip(shards, over, strict=True)):
+        alike.setdefault((groups, shard.device), []).append(i)
+    tables = {key: _table([pairs[i] for i in rows], key[1]) for key, rows in alike.items()}
+    reduce_([*((table, groups) for (groups, _), table in tables.items()), *terms])
+    result = list(pairs)
+    for key, rows in alike.items():
+        table = tables[key]
+        for i, pair in zip(rows, table.tolist() if host.on_host(table) else table, strict=True):
+            result[i] = pair
+    return result
+
+
+def _table(pairs: Sequence[Pair], device: torch.device) -> Tensor:
+    dtype = sum_dtype(device)
+    if not any(isinstance(value, Tensor) for pair in pairs for value in pair):
+        return torch.tensor(pairs, dtype=dtype, device=device)
+    values = [torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for pair in pairs for value in pair]
+    return torch.stack(values).view(-1, 2)
 
 
 def _agree_on_gradients(given: list[tuple[Shard, Tensor | None]]) -> None:
     """Ask whether every gradient is there on all ranks or on none: before gradients of unknown placement move."""
-    flags = [shard.numbers(float(g is not None)) for shard, g in given]
-    reduce_([(flag, shard.everyone) for (shard, _), flag in zip(given, flags, strict=True)])
-    for (shard, g), flag in zip(given, flags, strict=True):
-        _insist(shard, g is not None, prod(group.size for group in shard.everyone), flag[0].item())
+    shards, flags = [shard for shard, _ in given], [(float(g is not None), 0.0) for _, g in given]
+    present = _reduce_pairs(shards, flags, [shard.everyone for shard in shards])
+    for (shard, g), (here, _) in zip(given, present, strict=True):
+        _insist(shard, g is not None, prod(group.size for group in shard.everyone), float(here))
 
 
 def _moments(shard: Shard, one: Sums | None) -> list[Term]:
@@ -179,8 +204,8 @@ def reduce_(terms: Sequence[Term]) -> None:
         # with CPU offload the shards are not where the group's backend needs them
         bucket = torch.cat([part.reshape(-1) for part in parts]).to(group.device)
         dist.all_reduce(bucket, group=group.handle)
-        for part, total in zip(parts, bucket.split([part.numel() for part in parts]), strict=True):
-            part.copy_(total.view(part.shape))
+        totals = zip(bucket.split([part.numel() for part in parts]), parts, strict=True)
+        torch._foreach_copy_(parts, [total.view(part.shape) for total, part in totals])
 
 
 def align(given: list[tuple[Shard, Tensor | None]]) -> Gradients:
@@ -195,7 +220,10 @@ def align(given: list[tuple[Shard, Tensor | None]]) -> Gradients:
     grads = [g for _, g in given]
     for i, (shard, g) in enumerate(given):
         if g is not None and is_sharded(g):
-            shard.arrival = tuple(g.placements), tuple(g.to_local().shape)
+            shard.arrival = g.placements, tuple(g._local_tensor.shape)
+            if g.placements == shard.placements:
+                grads[i] = local(g)
+                continue
         placements, shape = shard.arrival = shard.arrival or (shard.placements, shard.part)
         partial = [k for k, place in enumerate(placements) if type(place) is Partial and place.reduce_op == "sum"]
         if not partial:

@@ -127,14 +127,6 @@ class Shard:
         """A sum of nothing."""
         return torch.zeros(shape, dtype=sum_dtype(self.device), device=self.device)
 
-    def numbers(self, *values: Any) -> Tensor:
-        """Some scalars as one tensor."""
-        if any(isinstance(value, Tensor) for value in values):
-            return torch.stack(
-                [torch.as_tensor(value, dtype=sum_dtype(self.device), device=self.device) for value in values]
-            )
-        return torch.tensor(values, dtype=sum_dtype(self.device), device=self.device)
-
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁); None where a rank has R whole.
 

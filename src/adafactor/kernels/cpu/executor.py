@@ -62,8 +62,11 @@ class Executor:
         }
         self._changed = False  # in this step
         self._present: list[int] = []  # the parameters with a gradient in this step
-        self._row_means: list[Tensor] = []  # that jobs refer to in this step
         self._at = native.MOMENTS  # the phase that this step has come to
+        self._all: list[Sums] = []  # of all parameters; their tensors are views of what the loops read and write
+        if self.in_lockstep:
+            described = zip(self.parameters, self.orders, self.jobs, strict=True)
+            self._all = [self._sums_of(p, order, job) for p, order, job in described]
 
     def begin(
         self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
@@ -93,9 +96,14 @@ class Executor:
     def moments(self) -> None:
         """First pass. The sums are views of the scratch: what other ranks add to them is where the loops read it."""
         self._run_to(native.FACTORS)
-        finite = np.isfinite(self.jobs["finite"])
+        finite = np.isfinite(self.jobs["finite"]).tolist()
         self._present = np.flatnonzero(self.jobs["present"]).tolist()
-        self.sums = [self._sums_of(i, bool(finite[i])) for i in self._present]
+        self.sums = [self._all[i] for i in self._present]
+        for i, one in zip(self._present, self.sums, strict=True):
+            one.finite, p = finite[i], one.parameter
+            if p.shard is not None and one.mean_row is not None:
+                beta2, w2 = float(self.jobs["beta2"][i]), float(self.jobs["w2"][i])
+                one.mean_row.copy_(p.shard.mean_row(one.rows, p.state.get("row"), beta2, w2))  # type: ignore[arg-type]
 
     def norms(self) -> None:
         """Second pass."""
@@ -117,7 +125,7 @@ class Executor:
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
-        self.sums, self._row_means = [], []
+        self.sums = []
         if not self._changed:
             return []
         present, taken = self.jobs["present"] != 0, self.jobs["taken"] != 0
@@ -150,22 +158,17 @@ class Executor:
         for i, one in zip(self._present, self.sums, strict=True):
             self.jobs["taken"][i] = bool(one.finite)
 
-    def _sums_of(self, i: int, finite: bool) -> Sums:
-        """The sums of a parameter, in the state's shapes."""
-        p, order, job = self.parameters[i], self.orders[i], self.jobs[i]
-        sums = Sums(p, finite)
-        job["known_mean"] = 0
-        if p.shard is None or not isinstance(p.factoring, Factored):
-            return sums
-        means = self._means(p, order, job)
-        sums.rows, sums.cols = means.get("row"), means.get("col")
-        mean = p.shard.mean_row(sums.rows, p.state.get("row"), float(job["beta2"]), float(job["w2"]))
-        if mean is not None:
-            axes = _without(order.order, p.factoring.col_axis)
-            in_order = mean.permute(axes).contiguous()
-            sums.mean_row = in_order.permute([axes.index(axis) for axis in range(len(axes))])
-            self._row_means.append(in_order)
-            job["known_mean"] = in_order.data_ptr()
+    def _sums_of(self, p: Parameter, order: MemoryOrder, job: Any) -> Sums:
+        """The sums of a parameter as views of the scratch, in the state's shapes."""
+        sums = Sums(p)
+        if p.shard is not None and isinstance(p.factoring, Factored):
+            means = self._means(p, order, job)
+            sums.rows, sums.cols = means.get("row"), means.get("col")
+            if "mean_row" in p.shard.shapes:
+                shape, axes = p.shard.shapes["mean_row"], _without(order.order, p.factoring.col_axis)
+                in_order = torch.empty([shape[axis] for axis in axes], dtype=torch.float64, device="cpu")
+                sums.mean_row = in_order.permute([axes.index(axis) for axis in range(len(axes))])
+                job["known_mean"] = in_order.data_ptr()
         return sums
 
     def _means(self, p: Parameter, order: MemoryOrder, job: Any) -> dict[str, Tensor]:
