@@ -21,7 +21,7 @@ LABELS = {  # contender: label, where it stands beside its point
     "timm": ("timm", (-9, 2), "right"),
     "pytorch-optimizer": ("pytorch_optimizer", (6, -17), "right"),
     "optax": ("optax under jit", (9, -4), "left"),
-    "eager": ("adafactor, plain torch", (8, -4), "left"),
+    "eager": ("adafactor, eager PyTorch", (8, -4), "left"),
     "cpu": ("adafactor", (10, -4), "left"),
 }
 

@@ -3,7 +3,7 @@
 python -m studies.gpu_counts
 
 The Triton backend prepares real parameters, in memory that nobody touches, and a stand-in takes its launches. The
-operations of plain torch are counted on the meta device, those of torch.optim.Adafactor on tensors cut down to two
+operations of eager PyTorch are counted on the meta device, those of torch.optim.Adafactor on tensors cut down to two
 elements an axis: how many there are depends on how many tensors there are, and of how many axes.
 """
 
@@ -168,7 +168,7 @@ class Operations(TorchDispatchMode):
 
 @cache
 def eager(model: Model) -> int:
-    """Operations of our step in plain torch."""
+    """Operations of our step in eager PyTorch."""
     params = model.make("meta")
     optimizer = Adafactor(params)
     optimizer.step()

@@ -19,7 +19,7 @@ from adafactor.kernels.eager import blocks
 # The backends that every test of a step runs on. Triton's kernels become interpreted ones when they are imported, if at
 # all: so a process has either Triton's interpreter or the others, and `tests/kernels/test_triton.py` starts its own.
 BACKENDS = ("eager", "cpu", "triton")
-COMPILED = BACKENDS[1:]  # asked for by name, they may refuse what plain torch can step
+COMPILED = BACKENDS[1:]  # asked for by name, they may refuse what eager PyTorch can step
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HERE = BACKENDS[2:] if INTERPRETED else BACKENDS[:2]
 AND_AUTO = HERE if INTERPRETED else (*HERE, "auto")
@@ -45,7 +45,7 @@ def skip_what_triton_refuses(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:
-    """Let `backend="auto"` stand for plain torch everywhere."""
+    """Let `backend="auto"` stand for eager PyTorch everywhere."""
     patch.setattr(kernels, "AUTO", {})
 
 
@@ -112,12 +112,12 @@ def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def cut_into_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
-    """Let plain torch work on so many elements at a time."""
+    """Let eager PyTorch work on so many elements at a time."""
     patch.setattr(blocks, "BLOCK_CPU", size)
 
 
 def block() -> int:
-    """The elements that plain torch executors on at a time on a CPU."""
+    """The elements that eager PyTorch executors on at a time on a CPU."""
     return blocks.BLOCK_CPU
 
 

@@ -104,7 +104,7 @@ class Adafactor(Optimizer):
         fused: see `foreach`.
         capturable: see `foreach`.
         differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
-        backend: `"eager"` is plain torch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
+        backend: `"eager"` is eager PyTorch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
             compiled one for the device where it can, on a GPU after a self-test (`adafactor check`), else `"eager"`.
             While a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
@@ -465,7 +465,7 @@ class Adafactor(Optimizer):
             self._fell_back = True
             parameter, reason = bucket.fallback
             what = f"{parameter.name} (shape {parameter.shape})"
-            warn(f"{what} is stepped by plain torch, more slowly: {reason}. (Shown once)")
+            warn(f"{what} is stepped by eager PyTorch, more slowly: {reason}. (Shown once)")
 
     def _warn_of_skipping(self, first: Parameter | Record) -> None:
         if not self._warned:

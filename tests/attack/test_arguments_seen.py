@@ -164,7 +164,7 @@ def test_nor_does_it_matter_to_rounding(rounding: str, any_backend: str, request
 
 
 def gaps() -> tuple[nn.Parameter, torch.Tensor]:
-    """A tensor with gaps in memory, which the compiled loops may leave to plain torch."""
+    """A tensor with gaps in memory, which the compiled loops may leave to eager PyTorch."""
     return nn.Parameter(torch.ones(30, 40)[:, ::2]), torch.ones(30, 20)
 
 

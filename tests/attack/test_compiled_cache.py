@@ -1,4 +1,4 @@
-"""Where compiled code cannot be loaded or made, `auto` steps with plain torch, and `cpu` says what is wrong.
+"""Where compiled code cannot be loaded or made, `auto` steps with eager PyTorch, and `cpu` says what is wrong.
 
 Code that somebody else could have put where it is kept is not loaded at all.
 """

@@ -195,7 +195,7 @@ def test_after_a_backward_that_failed_training_goes_on(backend: str) -> None:
     assert steps_of(optimizer) == [count + 1 for count in before]
 
 
-@pytest.mark.filterwarnings("ignore:.*is stepped by plain torch:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*is stepped by eager PyTorch:RuntimeWarning")
 def test_a_parameter_that_is_twice_in_a_group_steps_for_each_entry_or_nothing_changes(any_backend: str) -> None:
     a, b = parameters(2)
     alone = [nn.Parameter(p.detach().clone()) for p in (a, b)]

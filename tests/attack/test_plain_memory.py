@@ -15,7 +15,7 @@ from tests import inside, oracle
 from tests.attack import odd_tensors
 from tests.attack.helpers import LR, PLAIN, assert_step, assert_unchanged, random, refused, run_python, snapshot
 
-FALLBACK = pytest.mark.filterwarnings("ignore:.*is stepped by plain torch:RuntimeWarning")
+FALLBACK = pytest.mark.filterwarnings("ignore:.*is stepped by eager PyTorch:RuntimeWarning")
 
 
 def negative(t: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def run(params: list[Tensor], rounding: str, backend: str) -> list[Tensor]:
     """Three steps in which all but the rounding is exact: G = 1 makes U = 1."""
     optimizer = Adafactor(params, lr=2.0**-11, relative=False, lr_decay=None, rounding=rounding, backend=backend)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # plain torch takes over where the loops have no path
+        warnings.simplefilter("ignore", RuntimeWarning)  # eager PyTorch takes over where the loops have no path
         for _ in range(3):
             for p in params:
                 p.grad = torch.ones_like(p)

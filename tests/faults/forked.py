@@ -17,7 +17,7 @@ import torch
 from adafactor import Adafactor
 
 SECONDS = 20.0  # until the child is said to hang
-SIZE = {"cpu": 300, "eager": 60}  # plain torch's own loops must stay below the size at which torch starts threads
+SIZE = {"cpu": 300, "eager": 60}  # eager PyTorch's own loops must stay below the size at which torch starts threads
 
 
 def train(params: list[torch.Tensor], optimizer: Adafactor, steps: range) -> str:

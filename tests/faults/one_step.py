@@ -1,6 +1,6 @@
 """A program that takes steps with the backends that it is given and tells how each went.
 
-"difference" is the largest from plain torch's X, "warnings" what was said, "error" what was raised.
+"difference" is the largest from eager PyTorch's X, "warnings" what was said, "error" what was raised.
 """
 
 from __future__ import annotations

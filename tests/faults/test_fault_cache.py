@@ -16,7 +16,7 @@ import pytest
 import adafactor
 from tests.faults.launch import finish, found, kill, start
 
-CLOSE = 1e-6  # between the compiled step and plain torch's
+CLOSE = 1e-6  # between the compiled step and eager PyTorch's
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def right(result: dict[str, Any], words: tuple[str, ...] | None = None) -> None:
 
 
 def right_or_fell_back(result: dict[str, Any]) -> None:
-    """The compiled step, or plain torch's with a warning that names the cache."""
+    """The compiled step, or eager PyTorch's with a warning that names the cache."""
     right(result, ("cache", "NUMBA_CACHE_DIR") if result.get("warnings") else None)
 
 

@@ -13,11 +13,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tests.foreign.database import PLAIN, SUBJECTS, Subject, departure, linear, loss_of, torch_database, train
 
-GAPS_ARE_SLOW = pytest.mark.filterwarnings("ignore:.*is stepped by plain torch, more slowly:RuntimeWarning")
+GAPS_ARE_SLOW = pytest.mark.filterwarnings("ignore:.*is stepped by eager PyTorch, more slowly:RuntimeWarning")
 
 
 def may_have_gaps(subject: Subject) -> bool:
-    """The compiled step alone refuses tensors that it has no path through; "auto" leaves them to plain torch."""
+    """The compiled step alone refuses tensors that it has no path through; "auto" leaves them to eager PyTorch."""
     return subject.keywords.get("backend") != "cpu"
 
 

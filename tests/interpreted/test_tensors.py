@@ -1,4 +1,4 @@
-"""Any tensor: shapes, stacks, strides and dtypes, beside plain torch."""
+"""Any tensor: shapes, stacks, strides and dtypes, beside eager PyTorch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
 
 
 def both(begin: list[Tensor], steps: int = 3, g_dtype: torch.dtype | None = None, **keywords: Any) -> float:
-    """How far Triton ends from plain torch."""
+    """How far Triton ends from eager PyTorch."""
     grads = random_steps(begin, steps, g_dtype)
     ours, _ = train(begin, grads, **keywords)
     theirs, _ = train(begin, grads, backend="eager", **keywords)

@@ -298,7 +298,7 @@ def test_what_it_cannot_walk_is_named_and_left_to_auto() -> None:
     with pytest.raises(ValueError, match=r"cannot step weight \(shape \(6, 4\)\): its lines have gaps in memory"):
         Adafactor([("weight", p)], backend="cpu").step()
     optimizer = Adafactor([("weight", p)])
-    with pytest.warns(RuntimeWarning, match="weight .* is stepped by plain torch, more slowly: its lines have gaps"):
+    with pytest.warns(RuntimeWarning, match="weight .* is stepped by eager PyTorch, more slowly: its lines have gaps"):
         optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -67,14 +67,14 @@ class Tensors:
             self.jobs[name][i] = value
 
     def step(self) -> None:
-        native.walk(self.jobs, self.kind, native.MOMENTS, native.END)
+        native.run_phases(self.jobs, self.kind, native.MOMENTS, native.END)
 
     def step_in_parts(self, *starts: int) -> None:
         scratch = torch.empty(sum(order.scratch for order in self.orders), dtype=torch.float64)
         native.assign_scratch(self.jobs, scratch)
         bounds = [native.MOMENTS, *starts, native.END]
         for first, last in zip(bounds, bounds[1:], strict=False):
-            native.walk(self.jobs, self.kind, first, last, scratch=scratch)
+            native.run_phases(self.jobs, self.kind, first, last, scratch=scratch)
 
     def everything(self) -> list[Tensor]:
         return [tensor.clone() for kind in (self.x, self.row, self.col, self.full, self.m, self.t) for tensor in kind]
@@ -154,7 +154,7 @@ def test_a_step_in_parts_is_the_whole_step_to_the_bit(small_chunks: None, moment
 def test_a_part_of_a_step_needs_scratch() -> None:
     case = Tensors((30, 20))
     with pytest.raises(ValueError, match="needs scratch"):
-        native.walk(case.jobs, case.kind, native.MOMENTS, native.FACTORS)
+        native.run_phases(case.jobs, case.kind, native.MOMENTS, native.FACTORS)
 
 
 def test_of_a_job_that_is_not_present_nothing_changes(small_chunks: None) -> None:
@@ -175,10 +175,10 @@ def test_a_gradient_that_is_not_finite_is_counted_when_the_factors_are_reached()
     before = case.everything()
     scratch = torch.empty(sum(order.scratch for order in case.orders), dtype=torch.float64)
     native.assign_scratch(case.jobs, scratch)
-    native.walk(case.jobs, case.kind, native.MOMENTS, native.FACTORS, scratch=scratch)
+    native.run_phases(case.jobs, case.kind, native.MOMENTS, native.FACTORS, scratch=scratch)
     assert not np.isfinite(case.jobs["finite"]).any() and not case.jobs["taken"].any()
     assert not case.jobs["skipped"].any()
-    native.walk(case.jobs, case.kind, native.FACTORS, native.END, scratch=scratch)
+    native.run_phases(case.jobs, case.kind, native.FACTORS, native.END, scratch=scratch)
     assert case.jobs["skipped"].tolist() == [1, 1] and case.jobs["steps"].tolist() == [0, 0]
     assert same(before, case.everything())
     case.jobs["ignore"] = 1

@@ -91,7 +91,7 @@ def test_fused_adamw_is_cut_as_atens_header_says() -> None:
     assert launches(*[(10,)] * 111) == 4 + 2
 
 
-# "launches" takes a minute: plain torch's operations on Llama 7B
+# "launches" takes a minute: eager PyTorch's operations on Llama 7B
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "launches")) for name in gpu_counts.TABLES]
 )

@@ -283,7 +283,7 @@ def test_auto_asks_and_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPat
     with pytest.warns(RuntimeWarning) as warned:
         one_step("auto")
     assert [str(w.message) for w in warned] == [
-        "weight (shape (3, 2)) is stepped by plain torch, more slowly: off by much; `adafactor check` shows all. "
+        "weight (shape (3, 2)) is stepped by eager PyTorch, more slowly: off by much; `adafactor check` shows all. "
         "(Shown once)"
     ]
     assert asked == ["weight"]

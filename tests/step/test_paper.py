@@ -112,7 +112,7 @@ def test_the_clipped_update_is_at_most_d(n: int, m: int, seed: int, d: float) ->
         assert float((p.detach() - before).square().mean().sqrt()) <= d * (1 + 1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:.*stepped by plain torch")
+@pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")
 @given(SIZES, SIZES, SEEDS, st.sampled_from(["float32", "float64"]))
 def test_transposing_commutes_with_the_step(n: int, m: int, seed: int, dtype: str) -> None:
     kind = getattr(torch, dtype)

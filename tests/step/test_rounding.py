@@ -236,7 +236,7 @@ def test_every_order_of_memory_rounds_the_same_element_alike() -> None:
         p = p.permute([order.index(i) for i in range(4)]).requires_grad_()
         optimizer = Adafactor([p], lr=1e-3, relative=False, lr_decay=None, rounding="stochastic", **keywords)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # plain torch takes over where the loops have no path
+            warnings.simplefilter("ignore", RuntimeWarning)  # eager PyTorch takes over where the loops have no path
             for _ in range(3):
                 p.grad = torch.ones_like(p)
                 optimizer.step()

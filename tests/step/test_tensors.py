@@ -14,8 +14,8 @@ from adafactor.core.factoring import find_factoring, state_bytes
 from tests import inside, oracle
 from tests.compare import arguments, gradients, start, trained
 
-# the cpu backend leaves some orders of memory to plain torch, and says so
-pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.filterwarnings("ignore:.*stepped by plain torch")]
+# the cpu backend leaves some orders of memory to eager PyTorch, and says so
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")]
 
 ROW_O = oracle.TABLE_2["O"]
 

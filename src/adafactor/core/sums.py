@@ -1,4 +1,4 @@
-"""Sums in plain torch whose bits do not depend on the number of threads, and whose range is that of double.
+"""Sums in eager PyTorch whose bits do not depend on the number of threads, and whose range is that of double.
 
 Torch cuts a long sum between its threads, so that its last digits depend on how many there are. Each sum here is made
 of many of fixed length, which one thread takes whole, and these are added in a fixed order.

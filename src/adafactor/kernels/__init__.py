@@ -101,7 +101,7 @@ def _check_version(name: str) -> None:
 @lru_cache
 def _warn_once(name: str) -> None:
     warn(
-        f"stepping with plain torch, several times slower than compiled code: {_explain(name, _compiled(name))}. "
+        f"stepping with eager PyTorch, several times slower than compiled code: {_explain(name, _compiled(name))}. "
         'Pass backend="eager" to silence this.'
     )
 

@@ -28,8 +28,8 @@ FULL_PRECISION = (torch.float32, torch.float64)
 class Executor:
     """The table of some parameters whose X and G have the same dtypes, made once and used for many steps.
 
-    Unsharded, a step is one call of `native.walk`. Where a bad gradient raises, it stops after the first pass to look;
-    where parameters are sharded, it stops twice to let other ranks complete the sums.
+    Unsharded, a step is one call of `native.run_phases`. Where a bad gradient raises, it stops after the first pass to
+    look; where parameters are sharded, it stops twice to let other ranks complete the sums.
     """
 
     takes_scale = False
@@ -91,7 +91,7 @@ class Executor:
     def step(self) -> None:
         """Take a whole step."""
         self._changed = True
-        native.walk(self.jobs, self.kind, native.MOMENTS, native.END, where=self.where)
+        native.run_phases(self.jobs, self.kind, native.MOMENTS, native.END, where=self.where)
 
     def moments(self) -> None:
         """First pass. The sums are views of the scratch: what other ranks add to them is where the loops read it."""
@@ -150,7 +150,7 @@ class Executor:
 
     def _run_to(self, end: int) -> None:
         """Run the compiled phases from where this step has come to."""
-        native.walk(self.jobs, self.kind, self._at, end, self.scratch, self.where)
+        native.run_phases(self.jobs, self.kind, self._at, end, self.scratch, self.where)
         self._at = end
 
     def _take(self) -> None:
@@ -218,7 +218,7 @@ class Executor:
             job["full"] = state["full"].data_ptr()
 
     def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, order: MemoryOrder) -> None:
-        """Which axes are P and Q of the walk, and where R along P and C along Q are kept."""
+        """Describe which axes are P and Q, and where R along P and C along Q lie."""
         first, second = order.axes
         job["n_rows"], job["n_cols"] = factoring.shape[first], factoring.shape[second]
         swapped = first == factoring.col_axis  # P is the paper's column axis
@@ -229,9 +229,9 @@ class Executor:
             if name in parameter.state:
                 factor = parameter.state[name]
                 job[f"{field}_state"] = factor.data_ptr()
-                walked = factor.permute(_without(order.order, gone))
-                if not walked.is_contiguous():
-                    offsets = _offsets(walked)
+                in_order = factor.permute(_without(order.order, gone))
+                if not in_order.is_contiguous():
+                    offsets = _offsets(in_order)
                     self.offsets.append(offsets)
                     job[f"{field}_offsets"] = offsets.ctypes.data
 

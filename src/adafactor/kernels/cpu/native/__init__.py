@@ -68,7 +68,7 @@ from adafactor.kernels.cpu.native.jobs import (
 __all__ = [
     "APPLY", "COLUMN", "CONCLUDE", "END", "ENERGY", "FACTORS", "FULL", "JOB", "KAHAN", "KINDS", "MOMENTS", "NEAREST",
     "NONE", "OF_GRADIENT", "OF_UPDATE", "OUTER", "ROW", "SMALL", "STOCHASTIC", "address_of", "assign_scratch",
-    "new_jobs", "ready", "step_counts", "walk",
+    "new_jobs", "ready", "run_phases", "step_counts",
 ]  # fmt: skip
 
 SMALL = 2**20  # elements up to which a tensor is one thread's alone, if there are enough for all (measured: two cores)
@@ -108,7 +108,7 @@ def ready(dtypes: Dtypes) -> int:
     return size
 
 
-def walk(
+def run_phases(
     jobs: Array, dtypes: Dtypes, first: int, last: int, scratch: Tensor | None = None, where: int | None = None
 ) -> None:
     """Take all jobs that are present through the phases from `first` up to, but without, `last`, on torch's threads.
@@ -147,7 +147,7 @@ def assign_scratch(jobs: Array, scratch: Tensor | Array) -> None:
 
 
 def step_counts(jobs: Array, where: int | None = None) -> Array:
-    """Read the step counts t of all jobs from their state; `where` as for `walk`."""
+    """Read the step counts t of all jobs from their state; `where` as for `run_phases`."""
     counts = torch.empty(len(jobs), dtype=torch.float64, device="cpu")
     _keep, at = _plan(jobs, counts.data_ptr(), where=where)
     control().read_counts(at)

@@ -25,7 +25,7 @@ from numba.core.compiler_lock import global_compiler_lock
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise RuntimeError("the compiled step needs Numba's compiler, which NUMBA_DISABLE_JIT=1 turns off")
 
-# Not all of this is in Numba's manual. A Numba that has changed it is one that we cannot use: plain torch steps then.
+# Not all of this is in Numba's manual. A Numba that has changed it is one that we cannot use: eager PyTorch steps then.
 NEEDED = {
     JITCPUCodegen: ["_library_class", "create_library"],
     JITCodeLibrary: ["_optimize_functions", "_optimize_final_module", "_finalize_final_module", "add_linking_library",
