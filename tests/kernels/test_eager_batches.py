@@ -52,8 +52,8 @@ def test_parameters_side_by_side_step_as_they_would_alone(
         inside.keep_scalars_on_the_device(monkeypatch)
         together, other = trained(keywords, dtype)
         both = list(zip(records, other.report(), strict=True))
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-9}
-    torch.testing.assert_close(together, alone, **tolerance)
+    rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (2**-7, 2**-9)
+    torch.testing.assert_close(together, alone, rtol=rtol, atol=atol)
     assert sum(a.skipped for a, _ in both) == 3
     for a, b in both:
         assert (a.steps, a.skipped, a.state_bytes) == (b.steps, b.skipped, b.state_bytes)

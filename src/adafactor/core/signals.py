@@ -2,8 +2,8 @@
 
 Python runs a signal handler between any two of its own instructions, and a handler may raise: Ctrl-C does. In the
 middle of a step in eager PyTorch that would leave X stepped and its statistics not, or the other way round; at the end
-of `torch.no_grad()` it would leave gradients switched off. A compiled step alone needs none of this: it is one call, and
-Python's handlers wait for its end.
+of `torch.no_grad()` it would leave gradients switched off. A compiled step alone needs none of this: it is one call,
+and Python's handlers wait for its end.
 
 To block signals in this thread would not do: the system hands them to another one, and Python runs their handlers in
 this one all the same. So Python's handlers are exchanged, and only those: what the system calls stays as it was, be it
