@@ -89,9 +89,11 @@ class Kind:
 
     def last_pass(self) -> dict[str, Any]:
         """Return what the last pass is compiled with: many programs at once do better than loading ahead."""
-        few = self.aligned and self.x != torch.float64 and not self.momentum
-        options = {"MOMENTUM": self.momentum, "ROUNDING": self.rounding, "num_warps": 8}
-        return self._types("GT", "DT", "ST") | options | _registers(80 if few else 128)
+        registers = 128
+        if self.aligned and self.x != torch.float64 and not self.momentum:
+            registers = (80 if self.rounding else 64) if self.x == self.g else (128 if self.rounding else 80)
+        options = {"MOMENTUM": self.momentum, "ROUNDING": self.rounding, "num_warps": 8 if self.aligned else 16}
+        return self._types("GT", "DT", "ST") | options | _registers(registers)
 
     def norms(self) -> dict[str, Any]:
         """Return what `norms` is compiled with."""
