@@ -207,7 +207,7 @@ def visit(
     if ALIGNED:
         cols = tl.max_contiguous(tl.multiple_of(cols, LINE), LINE)
     inside = cols < tile.m
-    across_x, across_g, across_number = cols * tile.x_stride_q, cols * tile.g_stride_q, cols * tile.number_q
+    across_x, across_g, across_number = cols * tile.x_stride_q, cols * tile.g_stride_q, lane * tile.number_q
     if FORM == FOLDED:
         m = tile.m.to(tl.int32)
         fold, row, cols = LINE // m, lane // m, lane % m
@@ -231,7 +231,7 @@ def visit(
     # a line's first elements are moved on by additions: a product of 64 bits is three instructions
     start = (tile.first + line * fold).to(tl.int64)
     x_start, g_start = start * tile.x_stride_p, start * tile.g_stride_p
-    number = tile.number + start * tile.number_p
+    number = tile.number + start * tile.number_p + tile.first_col.to(tl.int64) * tile.number_q
     first_sum = tl.zeros((ROWS, LINE), ST)
     second_sum = tl.zeros((ROWS, LINE), ST if GOAL == STEP else tl.float64)
     for i in range(0, tl.minimum(LINES, tl.cdiv(tile.n - tile.first, fold)), ROWS):
