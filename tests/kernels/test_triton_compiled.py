@@ -64,7 +64,7 @@ def check_ptx(variant: Variant, ptx: str) -> None:
     if variant.kind.aligned and variant.kernel is last_pass:
         assert re.search(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
         assert re.search(r"st\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
-    if variant.kind.aligned and variant.kernel is first_pass:
+    if variant.kind.aligned and variant.kernel is first_pass and variant.stat == "fp32":  # else there are few elements
         copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
         assert any(int(size, 0) >= 8 for size in copies) or re.search(r"ld\.global[.\w:]*\.v[24]\.b", ptx)
 
@@ -102,7 +102,7 @@ def test_the_last_pass_takes_few_instructions_an_element_and_no_barrier(kind: Ki
     assert len(inner) / 8 <= most
     assert not any("BAR.SYNC" in instruction for instruction in inner)
     used = usage(variant, card)
-    assert used.programs * used.threads >= 24 * 32 and used.spilled == 0
+    assert used.programs * used.threads >= (32 if kind == BFLOAT16 else 24) * 32 and used.spilled == 0
 
 
 @needs_fitted

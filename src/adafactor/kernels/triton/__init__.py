@@ -34,6 +34,7 @@ from adafactor.kernels.triton.table import factored_axes, is_aligned, memory_ord
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
 DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too
+FAR_APART = "its neighbours in memory are numbered too far apart for stochastic rounding"
 LONGEST = 2**30  # elements of a row, and rows: they are counted in 32 bits, and so are steps from row to row
 
 
@@ -68,7 +69,7 @@ def why_not(parameter: Parameter) -> str | None:
         return "its rows are too far apart in memory"
     steps = [prod(parameter.shape[axis + 1 :]) for axis in (p, q)]
     if parameter.rounding == "stochastic" and max(steps if x.shape[q] <= NARROW else steps[1:]) * LINE >= 2**31:
-        return "its neighbours in memory are numbered too far apart for stochastic rounding"
+        return FAR_APART
     return None
 
 
@@ -77,8 +78,12 @@ def _why_not_unfactored(parameter: Parameter) -> str | None:
     if not isinstance(order, MemoryOrder):
         return order
     shape = tuple(parameter.x.shape)
-    if parameter.rounding == "stochastic" and numbering(order, shape, parameter.shape, parameter.offset) is None:
-        return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
+    if parameter.rounding == "stochastic":
+        numbers = numbering(order, shape, parameter.shape, parameter.offset)
+        if numbers is None:
+            return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
+        if numbers[2] * LINE >= 2**31:
+            return FAR_APART
     return None
 
 

@@ -64,7 +64,7 @@ class Kind:
         are held by a thread, so that the longest rows are read twice. Others are loaded two tiles ahead, or one tile
         where the memory would not do for 16 warps.
         """
-        factored, how = how is not None, how or Tiling(8, 1, 1, 8)
+        factored, how = how is not None, how or Tiling(self.held // 1024, 1, 1, 8)
         ahead = 2 * (16 // how.warps) * how.rows * how.chunk * max(how.chunks, 1) * self.g.itemsize
         if not self.aligned:
             how = how._replace(warps=16, chunks=0 if how.chunk * how.chunks > self.held else how.chunks)
@@ -87,9 +87,13 @@ class Kind:
 
     def last_pass(self) -> dict[str, Any]:
         """Return what the last pass is compiled with: many programs at once do better than loading ahead."""
-        few = self.aligned and self.x != torch.float64 and not self.momentum
-        options = {"MOMENTUM": self.momentum, "ROUNDING": self.rounding, "num_warps": 8}
-        return self._types("GT", "DT", "ST") | options | _registers(80 if few else 128)
+        registers = 128
+        if self.aligned and self.x != torch.float64 and not self.momentum:
+            registers = 80 if self.x == self.g or not self.rounding else 128
+            if self.x == self.g == torch.bfloat16 and not self.rounding:
+                registers = 64
+        options = {"MOMENTUM": self.momentum, "ROUNDING": self.rounding, "num_warps": 8 if self.aligned else 16}
+        return self._types("GT", "DT", "ST") | options | _registers(registers)
 
     def norms(self) -> dict[str, Any]:
         """Return what `norms` is compiled with."""
