@@ -26,7 +26,7 @@ Phases = Generator[tuple[Any, ...], Any, None]
 def factored_step(batch: Batch, s: Settings) -> Phases:
     """Algorithm 4, for X (…, n, m): its second moment is kept as R (…, n) and C (…, m)."""
     rows, cols = batch.mean_squares(s.eps[0])  # of G² + ε₁ over m (…, n), and over n (…, m)
-    rows, cols, mean = yield rows, cols
+    rows, cols, mean = yield rows, cols  # pause: is G² finite? Other ranks add their shares
     beta2, _, w2, _ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
     R, C, scales = batch.row, batch.col, []
     if R is not None:
@@ -41,8 +41,8 @@ def factored_step(batch: Batch, s: Settings) -> Phases:
 
 def unfactored_step(batch: Batch, s: Settings) -> Phases:
     """Algorithm 5, for X of any shape: V̂ has the same."""
-    yield None, None
-    beta2, _, w2, _ = batch.rates
+    yield None, None  # pause: is G² finite?
+    beta2, _, w2, _ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
     v = batch.average_squares_(s.eps[0], beta2, w2)  # line 4: V̂ₜ = β̂₂ₜ·V̂ₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)
     yield from _descend(batch, s, lambda g, v: v.rsqrt().mul_(g), [v])
 
