@@ -1,7 +1,8 @@
 """The backend in eager PyTorch, for any tensor on any device: `adafactor/algorithm.py` is what it runs.
 
-`batch.py` is what surrounds the algorithm and `factors.py` its R and C; `blocks.py` divides tensors so that extra memory
-stays bounded; `pack.py` puts small tensors end to end. Sums are taken in an order that does not depend on the number of threads.
+`batch.py` is what surrounds the algorithm, and `factors.py` its R and C. `blocks.py` divides tensors so that extra
+memory stays bounded, `pack.py` puts small tensors end to end. Sums are taken in an order that does not depend on the
+number of threads.
 """
 
 from __future__ import annotations
