@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo reproduce quick test test-all lint docs bench matrix release clean
+.PHONY: demo reproduce quick test test-all test-sweep lint docs bench matrix release clean
 
 demo: .venv/ready
 	$(BIN)/python -m lab demo
@@ -21,8 +21,13 @@ quick: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
+# FUZZ_SECONDS: how long the slow fuzz runs, after about 40 minutes of the rest.
 test-all: .venv/ready .venv/integrations .venv/bench
-	$(BIN)/python -m pytest
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
+
+# Every variant of every Triton kernel, compiled for six cards: hours.
+test-sweep: .venv/ready
+	$(BIN)/python -m pytest -m sweep
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -33,12 +33,14 @@ SPILLED = 0 if VERSION >= (3, 9) else 160
 
 
 def cases() -> list[ParameterSet]:
-    """Some for `make test`, all for `make test-all`."""
+    """Return some for `make test`, the same on other cards for `make test-all`, the rest for `make test-sweep`."""
     some = {variant.name for variant in variants(SOME)}
     found = []
     for target in TARGETS:
         for variant in variants(kinds()):
-            marks = [] if target == "sm_90" and variant.name in some else [pytest.mark.slow]
+            marks = [pytest.mark.slow] if target != "sm_90" else []
+            if variant.name not in some:
+                marks = [pytest.mark.slow, pytest.mark.sweep]
             found.append(pytest.param(variant, target, id=f"{target}-{variant.name}", marks=marks))
     return found
 
