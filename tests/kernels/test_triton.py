@@ -17,6 +17,7 @@ def test_in_the_interpreter() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_in_the_interpreter_at_length() -> None:
     interpreter.finish(interpreter.start("slow"))
 

@@ -26,6 +26,7 @@ ALIGNED = [(20, 768), (6, 2304), (2, 5120), (2, 11008), (2, 16400), (70, 16), (4
 RAGGED = [(20, 767), (5, 2305), (2, 5121), (70, 3), (31,), (4, 3, 5, 7)]
 FEW = [(20, 768), (6, 2304), (2, 11008), (48,)]
 ORDERS = ("linear", "reverse", "random")
+SWEEP = [pytest.mark.slow, pytest.mark.sweep]  # minutes each
 
 
 @dataclass
@@ -81,9 +82,7 @@ def material(case: Case) -> tuple[list[Tensor], list[list[Tensor]]]:
 
 
 @pytest.mark.filterwarnings("ignore:skipped parameter")  # by `eager`, where a gradient is not finite
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.name, marks=[] if c.quick else [pytest.mark.slow]) for c in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=[] if c.quick else SWEEP) for c in CASES])
 def test_two_steps_are_clean_and_have_the_same_bits_in_any_order_of_programs(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +103,7 @@ def test_two_steps_are_clean_and_have_the_same_bits_in_any_order_of_programs(
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("settings", [{}, {"rounding": "stochastic"}], ids=str)
 def test_an_a100_and_an_h100_take_the_same_step_to_the_bit(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -132,6 +132,7 @@ def agree(a: Tensor, b: Tensor, case: Case) -> None:
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 17.5), (torch.bfloat16, 9.0)], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(4096, 4096), (4096, 11008), (11008, 4096), (50257, 768)], ids=str)
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_a_step_moves_little_more_than_it_must(
     shape: tuple[int, int], dtype: torch.dtype, most: float, card: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
