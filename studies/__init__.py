@@ -12,6 +12,6 @@
 | `moving_in` | docs/migrate.md, torch.optim's Adafactor and AdamW | `python -m studies.moving_in torch` |
 | `front` | the picture in README.md | `python -m studies.front` |
 
-`results/epyc-2-cores.json` is what `python -m benchmarks` measured for docs/performance-tables.md; `epyc-2-cores-quiet.json` is
-a later run with nothing else on the machine.
+`results/epyc-2-cores.json` is what `python -m benchmarks` measured for docs/performance-tables.md, and
+`epyc-2-cores-quiet.json` a later run with nothing else on the machine.
 """
