@@ -78,7 +78,7 @@ class Kind:
             "CHUNKS": how.chunks,
             "STAGES": (3 if ahead < room - 2**13 else 2) if self.aligned else 1,
             "num_warps": how.warps,
-            **_registers(128),
+            **register_limit(128),
         }
 
     def fold(self) -> dict[str, Any]:
@@ -93,22 +93,22 @@ class Kind:
             if self.x == self.g == torch.bfloat16 and not self.rounding:
                 registers = 64
         options = {"MOMENTUM": self.momentum, "ROUNDING": self.rounding, "num_warps": 8 if self.aligned else 16}
-        return self._types("GT", "DT", "ST") | options | _registers(registers)
+        return self._types("GT", "DT", "ST") | options | register_limit(registers)
 
     def norms(self) -> dict[str, Any]:
         """Return what `norms` is compiled with."""
-        return self._types("GT", "DT", "ST") | {"MOMENTUM": self.momentum, "num_warps": 8} | _registers(128)
+        return self._types("GT", "DT", "ST") | {"MOMENTUM": self.momentum, "num_warps": 8} | register_limit(128)
 
     def measure(self) -> dict[str, Any]:
         """Return what `begin_step` and `measure` are compiled with."""
-        return self._types("DT", "ST") | {"num_warps": 8} | _registers(128)
+        return self._types("DT", "ST") | {"num_warps": 8} | register_limit(128)
 
     def _types(self, *names: str) -> dict[str, Any]:
         types = {"GT": TYPES[self.g], "DT": TYPES[self.x], "ST": TYPES[statistics_dtype(self.x)]}
         return {name: types[name] for name in names} | {"ALIGNED": self.aligned, "enable_fp_fusion": False}
 
 
-def _registers(most: int) -> dict[str, int]:
+def register_limit(most: int) -> dict[str, int]:
     """Bound the registers of a thread; only NVIDIA's compiler has such an option."""
     others = (getattr(torch.version, name, None) for name in ("hip", "xpu"))
     return {} if any(others) else {"maxnreg": most}

@@ -21,12 +21,12 @@ from torch import Tensor
 from adafactor.core.contract import Parameter, Sums
 from adafactor.core.factoring import Factored
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.executor import Executor, Kind
+from adafactor.kernels.triton.executor import Executor, Kind, register_limit
 from adafactor.kernels.triton.last_pass import norms
 from adafactor.kernels.triton.shard_kernels import conclude, factors, means, totals
 from adafactor.kernels.triton.table import factored_axes
 
-FEW = {"num_warps": 8, "enable_fp_fusion": False}
+FEW = {"num_warps": 8, "enable_fp_fusion": False, **register_limit(128)}
 
 
 class Shards(Executor):
