@@ -21,7 +21,7 @@ quick: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
-# FUZZ_SECONDS: how long the slow fuzz runs, after about 40 minutes of the rest.
+# About 25 minutes, and the slow fuzz: FUZZ_SECONDS says how long it runs.
 test-all: .venv/ready .venv/integrations .venv/bench
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
 
