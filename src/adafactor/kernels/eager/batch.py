@@ -176,8 +176,9 @@ class Batch:
             scale = _where(mask, scale, 0.0)
             decay = _where(mask, decay, 1.0) if s.weight_decay else 1.0
         scale, weight, masked = self._narrow(scale), self._narrow(weight), None if mask is None else ~mask
-        is_plain = not s.beta1 and not s.weight_decay and not self.on_host and s.rounding == "nearest"
-        for i, member, block in self._blocks(self.parameters[0].rounding):
+        rounding = self.parameters[0].rounding  # of a float32 weight to nearest, whatever the settings say
+        is_plain = not s.beta1 and not s.weight_decay and not self.on_host and rounding == "nearest"
+        for i, member, block in self._blocks(rounding):
             change = self._direction(direction, operands, i, member, block)
             if masked is not None:
                 change.masked_fill_(self._at(masked, i), 0)
@@ -245,7 +246,7 @@ class Batch:
                 yield i, member, block
 
     def _gradient(self, i: int, block: Block) -> Tensor:
-        """G of a block, or m̂; even with a weight of zero, a NaN would reach an average."""
+        """G of a block, for an average: even with a weight of zero, a NaN would reach it."""
         member = self._members[i]
         g = part(member.g, block).to(self.dtype)
         return g if self.mask is None else g.masked_fill(~self._at(self.mask, i), 0)
