@@ -109,7 +109,7 @@ def _steps(results: Results) -> list[Table]:
     metrics: dict[str, Callable[[Measured, Timing], str]] = {
         "× fused AdamW": lambda m, t: str(m.against_adamw(t) or "–"),
         "milliseconds a step": lambda m, t: significant(1e3 * t.median),
-        "state + extra memory": lambda m, t: f"{size(t.state_bytes)} + {size(t.extra_bytes)}",
+        "state and extra memory": lambda m, t: f"{size(t.state_bytes)} + {size(t.extra_bytes)}",
     }
     if len(results.suites) == 1:
         [suite] = results.suites
