@@ -189,8 +189,8 @@ def answer(records: list[Record]) -> str:
     text = (
         f"Of {len(verdicts)} claims of the paper {counts[0]} hold here, {counts[1]} do not, and {counts[2]} are not "
         f"decided. No run is longer than {longest:,} steps, and no model larger than {largest:.1f} million parameters."
-        f"\n\nThe first claim of all is that Adafactor without momentum or warm-up (row O) does as well as Adam with both "
-        f"(row B): **{verdicts[0][1]}**. O − B in dev loss, where up to +{SAME_LOSS:g} counts as equal: "
+        "\n\nThe first claim of all is that Adafactor without momentum or warm-up (row O) does as well as Adam with "
+        f"both (row B): **{verdicts[0][1]}**. O − B in dev loss, where up to +{SAME_LOSS:g} counts as equal: "
         f"{'; '.join(verdicts[0][2].splitlines())}."
     )
     order = agreement(records, warm=False)
@@ -199,8 +199,8 @@ def answer(records: list[Record]) -> str:
         failed = {name for name, values in losses.items() if results.mean(values) > results.FAILED}
         fail, learn = ({row.name for row in PATTERN_ROWS if (row.cold < 1) == kind} for kind in (True, False))
         text += (
-            f"\n\nWithout warm-up, the losses of rows A to P have a rank correlation of {order} with the paper's BLEU. Of "
-            f"its {len(fail)} rows that fail {len(fail & failed)} fail here{_but(fail - failed)}, and of its "
+            f"\n\nWithout warm-up, the losses of rows A to P have a rank correlation of {order} with the paper's BLEU. "
+            f"Of its {len(fail)} rows that fail {len(fail & failed)} fail here{_but(fail - failed)}, and of its "
             f"{len(learn)} that learn {len(learn - failed)} learn{_but(learn & failed)}."
         )
     return text
