@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,11 +105,7 @@ def show(results: Results) -> None:
 
 def _steps(results: Results) -> list[Table]:
     """The metrics of a step: a table of each over the suites, or one table of all of them if there is one suite."""
-    metrics: dict[str, Callable[[Measured, Timing], str]] = {
-        "× fused AdamW": lambda m, t: str(m.against_adamw(t) or "–"),
-        "milliseconds a step": lambda m, t: significant(1e3 * t.median),
-        "state and extra memory": lambda m, t: f"{size(t.state_bytes)} + {size(t.extra_bytes)}",
-    }
+    metrics = {"time of a step, and × fused AdamW": _time, "state and extra memory": _memory}
     if len(results.suites) == 1:
         [suite] = results.suites
         rows = [[label(t), *(show_of(suite, t) for show_of in metrics.values())] for t in suite.timings]
@@ -126,6 +121,14 @@ def _steps(results: Results) -> list[Table]:
             rows.append([Entry(find(contender), dtype).label, *cells])
         made.append(Table(title[0].upper() + title[1:], "", heads, rows))
     return made
+
+
+def _time(suite: Measured, timing: Timing) -> str:
+    return f"{significant(1e3 * timing.median)} ms, {suite.against_adamw(timing) or '–'}"
+
+
+def _memory(suite: Measured, timing: Timing) -> str:
+    return f"{size(timing.state_bytes)} + {size(timing.extra_bytes)}"
 
 
 def _suites(results: Results) -> Table:
