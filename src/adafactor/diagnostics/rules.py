@@ -42,7 +42,7 @@ UNIT_ROUNDOFFS = 1 / 8  # of eps: with a smaller relative change, most elements 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the metrics show; `str()` gives it as text for people.
+    """Something that the metrics show; `str()` of it is to be read.
 
     Attributes:
         kind: `"out of date"`, `"lost to rounding"` and so on, for programs.
