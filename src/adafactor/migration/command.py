@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from adafactor.migration import files, trees
-from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, SIGNS, TARGETS, guess, migrate
-from adafactor.migration.translate import MigrationWarning
+from adafactor.migration.core import NAMES, OURS, PEERS, TARGETS, guess, migrate
+from adafactor.migration.peer import DAMAGED, MigrationWarning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if keep is None and target.exists() and not arguments.force:
         raise ValueError(f"{target} exists; --force replaces it")
     checkpoint = files.read(source)
-    tree = arguments.peer in READ_TREE or (arguments.peer is None and trees.recognise(checkpoint) is not None)
+    tree = arguments.peer in trees.FIELDS or (arguments.peer is None and trees.recognise(checkpoint) is not None)
     keys = _words(arguments.key) if arguments.key is not None else [] if tree else _find(checkpoint, source)
     state_dict = _get(checkpoint, keys)
     peer = guess(state_dict) if arguments.peer is None else arguments.peer
@@ -97,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
     distributed = files.is_distributed(source) and not target.suffix
     files.write(_put(checkpoint, keys, converted), target, distributed, keep)
     kept = "" if keep is None else f"; what it was is {keep}"
-    groups, name = len(converted["param_groups"]), SIGNS[peer][0] if peer in SIGNS else peer
+    groups, name = len(converted["param_groups"]), NAMES[peer]
     print(f"{target}: {len(converted['state'])} parameters in {groups} groups, from {name}{kept}")
     return 0
 
