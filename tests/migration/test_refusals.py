@@ -227,7 +227,7 @@ def test_unknown_names_and_arguments_are_refused() -> None:
             lambda: adafactor.migrate(saved(), "torch", arguments={"d": 2.0}),
             "d=2.0 is given, but the state dict has 1.0",
         ),
-        (lambda: adafactor.like("transformers", p, momentum=0.9), "has no argument 'momentum'; it has lr, eps"),
+        (lambda: adafactor.like("transformers", p, momentum=0.9), "has no argument 'momentum'; it has lr, .*eps"),
         (lambda: adafactor.like("transformers", p, lr=1e-3), "only with relative_step=False"),
         (lambda: adafactor.like("transformers", p, relative_step=False), "lr=None with relative_step=False"),
         (lambda: adafactor.like("timm", p, lr=1e-3, warmup_init=True), "only without lr"),

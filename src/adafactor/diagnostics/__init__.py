@@ -18,11 +18,11 @@
 """
 
 from adafactor.core.record import Record
+from adafactor.diagnostics.findings import Finding, diagnose
 from adafactor.diagnostics.history import History
 from adafactor.diagnostics.loggers import figures, to_callback, to_tensorboard
 from adafactor.diagnostics.moment import Fit, FullMoment
 from adafactor.diagnostics.report import Report, Watch, unwrap
-from adafactor.diagnostics.rules import Finding, diagnose
 from adafactor.diagnostics.table import Live
 
 __all__ = [

@@ -8,9 +8,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from adafactor.core.record import Record
+from adafactor.diagnostics.findings import diagnose
 from adafactor.diagnostics.naming import common_prefix, grouped, numbers
 from adafactor.diagnostics.report import Report
-from adafactor.diagnostics.rules import diagnose
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -8,17 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.core.settings import Settings
-from adafactor.migration import fairseq, state, timm, torch_optim, trees
-from adafactor.migration.peer import DAMAGED, KEYWORDS, Group, Member, MigrationWarning, Peer, last_two, our_state_dict
+from adafactor.migration import back, fairseq, timm, torch_optim, trees
+from adafactor.migration.peer import DAMAGED, KEYWORDS, Group, Member, MigrationWarning, Peer, our_state_dict
 from adafactor.migration.state import (
     Arguments,
-    Entry,
     NamedShapes,
     Shape,
     StateDict,
     check_state_dict,
-    factored_axes,
     match_shapes,
     names_in,
 )
@@ -38,6 +35,7 @@ PEERS = {
 OURS = "adafactor"
 TARGETS = (OURS, *(name for name, peer in PEERS.items() if peer.back is not None))
 NAMES = {OURS: "this optimizer", **{name: peer.name for name, peer in PEERS.items()}}
+INTERNAL = ("params", "param_names", "step", "relative_step")  # what groups may hold besides arguments
 # keys of its groups by which an optimizer is known: ours first, and timm's, which have all of transformers', before it
 SIGNS = {
     OURS: frozenset({"lr_decay", "relative", "factored", "decay_rate"}),
@@ -99,7 +97,7 @@ def migrate(
             ) from wrong
         shapes = None  # checked, and our groups may have another order
     if target != OURS:
-        converted, differences = _write_back(converted, PEERS[target], shapes)
+        converted, differences = back.convert(converted, PEERS[target], shapes)
         notes += differences
     _warn(notes)
     return converted
@@ -130,7 +128,7 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     for group in _grouped(params):
         overrides = {key: value for key, value in group.items() if key != "params"}
         args = {**peer.defaults, **arguments, **overrides}
-        extras = {key: value for key, value in overrides.items() if key not in peer.arguments}
+        extras = {key: value for key, value in overrides.items() if key not in peer.defaults}
         members = [_new_member(number, item) for number, item in enumerate(group["params"])]
         groups.append(Group(peer, args, members, given=args, extras=extras))
     ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
@@ -187,8 +185,8 @@ def _check_names(source: str, target: str) -> None:
 
 
 def _check_arguments(peer: Peer, arguments: Mapping[str, Any]) -> None:
-    if unknown := [name for name in arguments if name not in peer.arguments]:
-        raise ValueError(f"{peer.name} has no argument {unknown[0]!r}; it has {', '.join(peer.arguments)}")
+    if unknown := [name for name in arguments if name not in peer.defaults]:
+        raise ValueError(f"{peer.name} has no argument {unknown[0]!r}; it has {', '.join(peer.defaults)}")
 
 
 def _warn(notes: Iterable[str]) -> None:
@@ -243,8 +241,7 @@ def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, gi
             _read_member(peer, args, group, key, name, entries.get(key), shape_of.get(key))
             for key, name in zip(group["params"], names_in(group), strict=True)
         ]
-        own = {*peer.arguments, *peer.internal, "params", "param_names"}
-        extras = {key: value for key, value in group.items() if key not in own}
+        extras = {key: value for key, value in group.items() if key not in {*peer.defaults, *INTERNAL}}
         groups.append(Group(peer, args, members, _steps(members), group, given, extras))
     return groups
 
@@ -264,36 +261,3 @@ def _read_member(
         member.moments = peer.correct(moments, {**peer.defaults, **group})
         member.shape = moments.shape
     return member
-
-
-def _write_back(state_dict: Any, peer: Peer, shapes: NamedShapes | None) -> tuple[StateDict, list[str]]:
-    """Return the peer's state dict of ours, and what will differ."""
-    our_groups, entries = check_state_dict(state_dict)
-    shape_of = match_shapes(our_groups, shapes)
-    groups, converted, notes = [], {}, []
-    for group in our_groups:
-        try:
-            settings = Settings.of(group)
-        except (KeyError, TypeError, ValueError) as wrong:
-            raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
-        args, differences = peer.from_ours(settings)
-        groups.append({**{k: v for k, v in group.items() if k not in KEYWORDS}, **args})
-        notes += differences
-        for key, name in zip(group["params"], names_in(group), strict=True):
-            if entry := entries.get(key):
-                converted[key] = _write_entry(entry, settings, peer, shape_of.get(key), name or f"parameter {key}")
-    return {"state": converted, "param_groups": groups}, notes
-
-
-def _write_entry(entry: Entry, s: Settings, peer: Peer, shape: Shape | None, name: str) -> dict[str, Any]:
-    """Return the peer's state of a parameter, which it factors over the last two axes."""
-    moments = state.OURS.read(entry, lambda shape: factored_axes(shape, s.factored, s.axes), shape, None, name)
-    axes = last_two({}, moments.shape, name)
-    if axes and moments.axes and set(moments.axes) != set(axes):
-        raise ValueError(
-            f"{name} of shape {moments.shape} is factored over the axes {moments.axes}; {peer.name} would factor it "
-            "over the last two axes"
-        )
-    if axes and not moments.axes and 1 not in moments.shape[-2:]:
-        raise ValueError(f"{name} of shape {moments.shape} has its second moment whole; {peer.name} would factor it")
-    return peer.format.write(moments, axes)

@@ -17,6 +17,7 @@ from adafactor.migration.peer import (
     clipping,
     momentum,
     negative,
+    same,
 )
 from adafactor.migration.state import HALF, Format
 
@@ -30,10 +31,6 @@ RELEASES = (
     "clipping large ones (20 steps end 10 % of the distance travelled apart), and releases up to 3.9 read "
     "scale_parameter the other way round"
 )
-SIZES = {
-    "ams_bound": "20 steps end 114 % of the distance travelled apart",
-    "cautious": "20 steps end 22 % of the distance travelled apart",
-}
 L2 = "20 steps with weight_decay=0.01 and gradients of RMS 1 end 9 % of the distance travelled apart, of RMS 0.01 81 %"
 
 
@@ -79,7 +76,7 @@ def _express_pytorch_optimizer(group: Group) -> None:
     }
     group.set_capped_beta2(cap)
     if args["weight_decay"] and not args["weight_decouple"]:
-        group.leave_out(f"{group.peer.name}'s weight_decouple=False", L2)
+        group.leave_out("weight_decouple=False", L2)
         group.keywords["weight_decay"] = 0.0
     elif args["weight_decay"] and args["fixed_decay"]:
         group.set_raw_decay(args["weight_decay"])
@@ -87,9 +84,6 @@ def _express_pytorch_optimizer(group: Group) -> None:
         group.note(DECAY_BY_ALPHA)
     if beta1 and args["momentum_dtype"] in HALF:
         group.note(HALF_MOMENTUM, dtype=str(args["momentum_dtype"]).removeprefix("torch."))
-    for argument, size in SIZES.items():
-        if args[argument]:
-            group.leave_out(f"{group.peer.name}'s {argument}", size)
     if group.step is not None:
         group.note(RELEASES)
 
@@ -97,20 +91,19 @@ def _express_pytorch_optimizer(group: Group) -> None:
 TRANSFORMERS = Peer(
     "transformers' Adafactor",
     {
-        "lr": Argument(None, "lr"),
+        **same(lr=None, weight_decay=0.0),
         "eps": Argument((1e-30, 1e-3), "eps", tuple),
         "clip_threshold": clipping(1.0),
         "decay_rate": negative(-0.8),
         "beta1": momentum(None),
-        "weight_decay": Argument(0.0, "weight_decay"),
         "scale_parameter": Argument(True, "relative"),
-        "relative_step": Argument(
-            True, "lr_decay", lambda relative: "rsqrt" if relative else None, lambda decay: decay == "rsqrt"
-        ),
-        "warmup_init": Argument(False),
+        "relative_step": Argument(True, "lr_decay", {True: "rsqrt"}.get, {"rsqrt": True, None: False}.get),
     },
+    {"warmup_init": False},
     _express,
-    Format("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg", count=lambda step: {"step": step, "RMS": 0.0}),
+    format=Format(
+        "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg", count=lambda step: {"step": step, "RMS": 0.0}
+    ),
     signs=frozenset({"clip_threshold", "scale_parameter", "beta1"}),
     back=_back,
 )
@@ -118,26 +111,22 @@ FAIRSEQ = replace(TRANSFORMERS, name="fairseq's Adafactor", express=_express_fai
 PYTORCH_OPTIMIZER = Peer(
     "pytorch_optimizer's AdaFactor",
     {
-        "lr": Argument(1e-3),
-        "betas": Argument((0.9, 0.999)),
+        **same(maximize=False),
         "decay_rate": negative(-0.8),
-        "weight_decay": Argument(0.0),
-        "weight_decouple": Argument(True),
-        "fixed_decay": Argument(False),
         "clip_threshold": clipping(1.0),
-        "ams_bound": Argument(False),
         "scale_parameter": Argument(True, "relative"),
-        "relative_step": Argument(True),
-        "warmup_init": Argument(False),
-        "eps1": Argument(1e-30),
-        "eps2": Argument(1e-3),
-        "momentum_dtype": Argument(torch.bfloat16),
-        "foreach": Argument(None),
-        "maximize": Argument(False, "maximize"),
-        "cautious": Argument(False),
+    },
+    {
+        **{"lr": 1e-3, "relative_step": True, "warmup_init": False},
+        **{"weight_decay": 0.0, "weight_decouple": True, "fixed_decay": False},
+        **{"betas": (0.9, 0.999), "momentum_dtype": torch.bfloat16, "eps1": 1e-30, "eps2": 1e-3},
     },
     _express_pytorch_optimizer,
+    left_out={
+        "ams_bound": "20 steps end 114 % of the distance travelled apart",
+        "cautious": "20 steps end 22 % of the distance travelled apart",
+    },
+    ignored=("foreach",),
     signs=frozenset({"ams_bound", "scale_parameter"}),
-    internal=frozenset({"step"}),
     unsaved=("decay_rate", "clip_threshold", "momentum_dtype", "maximize"),
 )

@@ -44,7 +44,6 @@ CORRECTION = (
     "β₂ of {peer} is {cap:g}; ours has Adam's correction, so that the weight of a new gradient is {excess:.1g} larger "
     "at this step, and less and less"
 )
-NOT_FINITE = "{peer} steps with NaN and infinite gradients too, which ruins the parameters; ours skips such steps"
 UNSAVED = "state dicts of {peer} do not hold {names}: taken as its defaults, pass others in arguments"
 
 # what values of the wrong type or size lead to: a state dict from a file may hold anything anywhere
@@ -70,12 +69,17 @@ def two_largest(args: Arguments, shape: Shape, name: str) -> Axes | None:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of another optimizer, and the keyword of ours with the same meaning, if there is one."""
+    """An argument of another optimizer, and the keyword of ours with the same meaning."""
 
     default: Any
-    keyword: str | None = None
+    keyword: str
     to_ours: Callable[[Any], Any] = lambda value: value
     to_theirs: Callable[[Any], Any] = lambda value: value
+
+
+def same(**defaults: Any) -> dict[str, Argument]:
+    """Declare arguments that have the same name and meaning here."""
+    return {name: Argument(default, name) for name, default in defaults.items()}
 
 
 def negative(default: float) -> Argument:
@@ -102,15 +106,18 @@ class Peer:
     """One other implementation: what its arguments and the keys of its state mean to us."""
 
     name: str
-    arguments: Mapping[str, Argument]
+    arguments: Mapping[str, Argument]  # those with a counterpart of their own
+    others: Mapping[str, Any]  # those that `express` reads, with their defaults
     express: Callable[[Group], None]  # what depends on more than one argument, and what differs
+    left_out: Mapping[str, str] = field(default_factory=dict)  # those without a counterpart, and what that amounts to
+    ignored: tuple[str, ...] = ()  # those that change no step
+    fixed: Arguments = field(default_factory=dict)  # keywords of ours for what it always does
     format: Format = Format("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")
     rule: Rule = last_two
     treatment: Treatment | None = ("outer", (-2, -1))  # of all its parameters by ours; None: each by the rule
     # moments that are not averages as ours are, made so with the arguments that they were made with
     correct: Callable[[Moments, Arguments], Moments] = lambda moments, args: moments
     signs: frozenset[str] = frozenset()  # keys of its groups by which it is known
-    internal: frozenset[str] = frozenset()  # what its groups hold besides its arguments
     unsaved: tuple[str, ...] = ()  # arguments that its state dicts do not hold
     renewable: tuple[str, ...] = ("lr",)  # arguments that may be given although its state dicts hold them
     # for the way back: changes arguments that depend on more than one keyword, and returns what will differ
@@ -119,7 +126,8 @@ class Peer:
     @property
     def defaults(self) -> dict[str, Any]:
         """Its arguments with their defaults."""
-        return {name: argument.default for name, argument in self.arguments.items()}
+        counterparts = {name: argument.default for name, argument in self.arguments.items()}
+        return {**counterparts, **self.others, **dict.fromkeys((*self.left_out, *self.ignored))}
 
     def read(self, args: Arguments, entry: Entry, shape: Shape | None, step: Any, name: str) -> Moments:
         """Read the moments of a parameter; its shape and the number of steps are needed where the entry lacks them."""
@@ -140,37 +148,6 @@ class Peer:
             if set(factored_axes(shape, *option) or ()) == goal:
                 return option
         raise ValueError(f"{name} of shape {shape} cannot be factored over the axes {axes}")
-
-    def from_ours(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
-        """Return its arguments for a group of ours, and what will differ; refuse keywords that would be lost."""
-        expressed = {argument.keyword for argument in self.arguments.values()}
-        lost = [
-            f"{keyword.name}={value!r}"
-            for keyword in fields(settings)
-            if (value := getattr(settings, keyword.name)) != keyword.default
-            and keyword.name not in expressed | _without_effect(settings)
-        ]
-        if lost:
-            raise ValueError(f"{self.name} has nothing like {', '.join(lost)}")
-        args = {
-            name: argument.to_theirs(getattr(settings, argument.keyword)) if argument.keyword else argument.default
-            for name, argument in self.arguments.items()
-        }
-        assert self.back is not None
-        notes = [*self.back(settings, args), *([NOT_FINITE] if settings.on_nonfinite == "skip" else [])]
-        return args, [note.format(peer=self.name) for note in notes]
-
-
-def _without_effect(settings: Settings) -> set[str]:
-    """Return keywords that no other optimizer needs to have for the same steps."""
-    unused = {"axes"}  # the shapes of the statistics say which
-    if not settings.beta1:
-        unused.add("momentum_of")
-    if settings.rounding != "stochastic":
-        unused.add("seed")
-    if settings.on_nonfinite == "ignore":  # what all others do
-        unused.add("on_nonfinite")
-    return unused
 
 
 @dataclass
@@ -206,13 +183,16 @@ class Group:
         self.args = {name: _plain(value) for name, value in self.args.items()}
         try:
             for name, argument in self.peer.arguments.items():
-                if argument.keyword is not None:
-                    self.keywords[argument.keyword] = argument.to_ours(self.args[name])
+                self.keywords[argument.keyword] = argument.to_ours(self.args[name])
+            self.keywords |= self.peer.fixed
             self.peer.express(self)
         except DAMAGED as wrong:
             raise ValueError(
                 f"the arguments of {self.peer.name} cannot be converted ({type(wrong).__name__}: {wrong})"
             ) from wrong
+        for name, size in self.peer.left_out.items():
+            if self.args[name]:
+                self.leave_out(name, size)
         if missing := [name for name in self.peer.unsaved if name not in self.given]:
             self.note(UNSAVED, names=", ".join(missing))
 
@@ -227,7 +207,7 @@ class Group:
 
     def leave_out(self, argument: str, size: str) -> None:
         """Note that an argument has no counterpart, and what that amounts to."""
-        self.notes.append(f"{argument} has no counterpart and is left out: {size}")
+        self.notes.append(f"{argument} of {self.peer.name} has no counterpart and is left out: {size}")
 
     def set_step_size(self, relative_step: bool) -> None:
         """Translate lr, relative_step and warmup_init of fairseq and its descendants."""

@@ -7,12 +7,12 @@ import torch
 from adafactor.migration.peer import (
     DECAY_BY_ALPHA,
     HALF_MOMENTUM,
-    Argument,
     Group,
     Peer,
     clipping,
     momentum,
     negative,
+    same,
     two_largest,
 )
 from adafactor.migration.state import Arguments, Axes, Format, Shape
@@ -42,7 +42,7 @@ def _express(group: Group) -> None:
     if relative and args["weight_decay"]:
         group.note(DECAY_BY_ALPHA)
     if args["caution"] and beta1 is not None:
-        group.leave_out(f"{group.peer.name}'s caution", CAUTION_SIZE)
+        group.leave_out("caution", CAUTION_SIZE)
 
 
 def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
@@ -56,15 +56,14 @@ def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
 def _express_bv(group: Group) -> None:
     """Big Vision's steps are absolute, and lr is outside the momentum."""
     args, lr, dtype = group.args, group.args["lr"], group.args["momentum_dtype"]
-    eps1 = 1e-30 if args["eps"] is None else args["eps"]
-    group.keywords |= {"lr_decay": None, "relative": False, "eps": (eps1, 1e-3)}
+    group.keywords["eps"] = (1e-30 if args["eps"] is None else args["eps"], 1e-3)
     if args["momentum"]:
         group.momentum_scale = lr
         group.note(AFTER_MOMENTUM, lr=lr)
         if dtype not in (torch.float32, "float32"):
             group.note(HALF_MOMENTUM, dtype=str(dtype).removeprefix("torch."))
         if args["caution"]:
-            group.leave_out(f"{group.peer.name}'s caution", CAUTION_SIZE)
+            group.leave_out("caution", CAUTION_SIZE)
     group.set_capped_beta2(args["beta2_cap"])
     if args["weight_decay"] and args["corrected_weight_decay"]:
         group.note(CORRECTED_DECAY)
@@ -74,45 +73,31 @@ def _express_bv(group: Group) -> None:
 
 TIMM = Peer(
     "timm's Adafactor",
+    {**same(weight_decay=0.0), "clip_threshold": clipping(1.0), "decay_rate": negative(-0.8)},
     {
-        "lr": Argument(None),
-        "eps": Argument(1e-30),
-        "eps_scale": Argument(1e-3),
-        "clip_threshold": clipping(1.0),
-        "decay_rate": negative(-0.8),
-        "betas": Argument(None),
-        "weight_decay": Argument(0.0, "weight_decay"),
-        "scale_parameter": Argument(True),
-        "warmup_init": Argument(False),
-        "min_dim_size_to_factor": Argument(16),
-        "caution": Argument(False),
+        **{"lr": None, "scale_parameter": True, "warmup_init": False, "min_dim_size_to_factor": 16},
+        **{"eps": 1e-30, "eps_scale": 1e-3, "betas": None, "caution": False},
     },
     _express,
     rule=_factored,
     treatment=None,
     signs=frozenset({"eps_scale", "scale_parameter"}),
-    internal=frozenset({"beta1", "relative_step"}),
 )
 TIMM_BV = Peer(
     "timm's AdafactorBigVision",
     {
-        "lr": Argument(1.0, "lr"),
-        "min_dim_size_to_factor": Argument(16),
-        "decay_rate": Argument(0.8, "decay_rate"),
-        "decay_offset": Argument(0),  # accepted, not used
-        "beta2_cap": Argument(0.999),
+        **same(lr=1.0, weight_decay=0.0, decay_rate=0.8),
         "momentum": momentum(0.9),
-        "momentum_dtype": Argument(torch.bfloat16),
-        "eps": Argument(None),
-        "weight_decay": Argument(0.0, "weight_decay"),
         "clipping_threshold": clipping(None),
-        "unscaled_wd": Argument(False),
-        "caution": Argument(False),
-        "corrected_weight_decay": Argument(False),
-        "foreach": Argument(False),
+    },
+    {
+        **{"min_dim_size_to_factor": 16, "beta2_cap": 0.999, "momentum_dtype": torch.bfloat16, "eps": None},
+        **{"unscaled_wd": False, "corrected_weight_decay": False, "caution": False},
     },
     _express_bv,
-    Format("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c", "exp_avg", keeps_axes=True),
+    ignored=("foreach", "decay_offset"),  # the second is accepted, not used
+    fixed={"lr_decay": None, "relative": False},
+    format=Format("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c", "exp_avg", keeps_axes=True),
     rule=two_largest,
     treatment=None,
     signs=frozenset({"beta2_cap", "clipping_threshold"}),

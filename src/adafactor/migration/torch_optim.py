@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from adafactor.core.settings import Settings
-from adafactor.migration.peer import Argument, Group, Peer, clipping, negative
+from adafactor.migration.peer import Argument, Group, Peer, clipping, negative, same
 from adafactor.migration.state import Arguments, Format, Moments
 
 EPS1 = (
@@ -54,10 +54,7 @@ def _express_adamw(group: Group) -> None:
     args, (beta1, beta2) = group.args, group.args["betas"]
     group.momentum_scale = -1.0 if args["maximize"] else 1.0  # theirs averages −G
     group.keywords |= {
-        "lr_decay": None,
-        "relative": False,
         "beta1": beta1,
-        "momentum_of": "gradient",
         "beta2": beta2,
         "clip": None if beta1 else 1.0,  # U is an average no longer, and the clipping stands in for it
         "eps": (_eps1(args), 1e-3),
@@ -67,9 +64,7 @@ def _express_adamw(group: Group) -> None:
         group.note(ADAM_OR_ADAMW)
     if args["weight_decay"] and not args["decoupled_weight_decay"]:
         group.keywords["weight_decay"] = 0.0
-        group.leave_out("Adam's weight_decay", L2)
-    if args["amsgrad"]:
-        group.leave_out("AdamW's amsgrad", AMSGRAD)
+        group.leave_out("decoupled_weight_decay=False", L2)
 
 
 def _eps1(args: Arguments) -> float:
@@ -87,40 +82,30 @@ def _correct_adamw(moments: Moments, args: Arguments) -> Moments:
 ADAFACTOR = Peer(
     "torch.optim.Adafactor",
     {
-        "lr": Argument(1e-2, "lr"),
+        **same(lr=1e-2, weight_decay=0.0, maximize=False),
         "beta2_decay": negative(-0.8),
         # 1e-18: its square is still a normal float32, so that a row of zeros gives no NaN
         "eps": Argument((None, 1e-3), "eps", lambda eps: (1e-30, eps[1]), lambda eps: (1e-18, eps[1])),
         "d": clipping(1.0),
-        "weight_decay": Argument(0.0, "weight_decay"),
-        "foreach": Argument(None),
-        "maximize": Argument(False, "maximize"),
     },
+    {},
     _express,
-    Format("variance", "row_var", "col_var", "exp_avg", keeps_axes=True),
+    ignored=("foreach",),
+    format=Format("variance", "row_var", "col_var", "exp_avg", keeps_axes=True),
     signs=frozenset({"beta2_decay", "d"}),
     back=_back,
 )
 ADAMW = Peer(
     "Adam or AdamW",
-    {
-        "lr": Argument(1e-3, "lr"),
-        "betas": Argument((0.9, 0.999)),
-        "eps": Argument(1e-8),
-        "weight_decay": Argument(1e-2, "weight_decay"),
-        "amsgrad": Argument(False),
-        "maximize": Argument(False, "maximize"),
-        "foreach": Argument(None),
-        "capturable": Argument(False),
-        "differentiable": Argument(False),
-        "fused": Argument(None),
-        "decoupled_weight_decay": Argument(True),
-    },
+    same(lr=1e-3, weight_decay=1e-2, maximize=False),
+    {"betas": (0.9, 0.999), "eps": 1e-8, "decoupled_weight_decay": True},
     _express_adamw,
+    left_out={"amsgrad": AMSGRAD},
+    ignored=("foreach", "capturable", "differentiable", "fused"),
+    fixed={"lr_decay": None, "relative": False, "momentum_of": "gradient"},
     rule=lambda args, shape, name: None,
     treatment=("outer", None),
     correct=_correct_adamw,
     signs=frozenset({"betas", "amsgrad"}),
-    internal=frozenset({"step"}),
     renewable=("lr", "betas"),
 )

@@ -8,17 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.migration.peer import HALF_MOMENTUM, Argument, Group, Member, Peer, clipping, momentum, two_largest
+from adafactor.migration.peer import HALF_MOMENTUM, Argument, Group, Member, Peer, clipping, momentum, same, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, NamedShapes, Shape, count_steps, require_elements
 
 SLICES = (
     "T5X clips and scales each slice of a 'batch' axis by its own RMS, ours the whole tensor: 20 steps on slices whose "
     "RMS differ 10 times end 67 % of the distance travelled apart"
 )
-LEFT_OUT = {
-    "max_parameter_scale": "parameters of a larger RMS take larger steps, in proportion",
-    "global_norm_clip_threshold": "call torch.nn.utils.clip_grad_norm_ before each step",
-}
 
 
 def _express_optax(group: Group) -> None:
@@ -44,9 +40,6 @@ def _express_t5x(group: Group) -> None:
         group.keywords["weight_decay"] = rate or 1.0
     else:
         group.set_raw_decay((rate or 1.0) * group.keywords["lr"] ** exponent if exponent else rate)
-    for argument, instead in LEFT_OUT.items():
-        if args[argument]:
-            group.leave_out(f"T5X's {argument}", instead)
     if any("batch" in rule for rule in (args["factor_map"] or {}).values()):
         group.note(SLICES)
 
@@ -57,7 +50,7 @@ def _express(group: Group, offset: str) -> None:
     if callable(lr):
         raise ValueError(f"{group.peer.name}'s learning_rate is a schedule: pass its value and schedule lr with torch")
     group.step_offset = group.args[offset]
-    group.keywords |= {"lr": 1.0 if lr is None else lr, "lr_decay": None}
+    group.keywords["lr"] = 1.0 if lr is None else lr
     if "float16" in str(group.args["dtype_momentum"]):
         group.note(HALF_MOMENTUM, dtype="half precision")
 
@@ -204,48 +197,42 @@ def _tensor(value: Any) -> Tensor:
 OPTAX = Peer(
     "optax.adafactor",
     {
-        "learning_rate": Argument(None),
-        "min_dim_size_to_factor": Argument(128),
-        "decay_rate": Argument(0.8, "decay_rate"),
-        "decay_offset": Argument(0),
+        **same(decay_rate=0.8),
         "multiply_by_parameter_scale": Argument(True, "relative"),
         "clipping_threshold": clipping(1.0),
         "momentum": momentum(None),
-        "dtype_momentum": Argument(None),
-        "weight_decay_rate": Argument(None),
-        "eps": Argument(1e-30),
-        "factored": Argument(True),
-        "weight_decay_mask": Argument(None),
+    },
+    {
+        **{"min_dim_size_to_factor": 128, "factored": True, "decay_offset": 0, "eps": 1e-30},
+        **dict.fromkeys(("learning_rate", "dtype_momentum", "weight_decay_rate", "weight_decay_mask")),
     },
     _express_optax,
-    FORMAT,
+    fixed={"lr_decay": None},
+    format=FORMAT,
     rule=two_largest,
     treatment=None,
 )
 T5X = Peer(
     "T5X's Adafactor",
     {
-        "learning_rate": Argument(None),
-        "factored": Argument(True),
+        **same(decay_rate=0.8),
         "multiply_by_parameter_scale": Argument(True, "relative"),
-        "beta1": momentum(None),
-        "decay_rate": Argument(0.8, "decay_rate"),
-        "step_offset": Argument(0),
         "clipping_threshold": clipping(1.0),
-        "weight_decay_rate": Argument(None),
-        "min_dim_size_to_factor": Argument(128),
-        "epsilon1": Argument(1e-30),
-        "epsilon2": Argument(1e-3),
-        "dtype_momentum": Argument(None),
-        "factor_map": Argument(None),
-        "logical_factor_rules": Argument(None),
-        "weight_decay_rate_lr_exponent": Argument(None),
-        "global_norm_clip_threshold": Argument(None),
-        "max_parameter_scale": Argument(None),
-        "skip_nan_updates": Argument(False),
+        "beta1": momentum(None),
+    },
+    {
+        **{"min_dim_size_to_factor": 128, "factored": True, "step_offset": 0, "epsilon1": 1e-30, "epsilon2": 1e-3},
+        **dict.fromkeys(("learning_rate", "dtype_momentum", "weight_decay_rate", "weight_decay_rate_lr_exponent")),
+        **dict.fromkeys(("factor_map", "logical_factor_rules")),
     },
     _express_t5x,
-    FORMAT,
+    left_out={
+        "max_parameter_scale": "parameters of a larger RMS take larger steps, in proportion",
+        "global_norm_clip_threshold": "call torch.nn.utils.clip_grad_norm_ before each step",
+    },
+    ignored=("skip_nan_updates",),
+    fixed={"lr_decay": None},
+    format=FORMAT,
     rule=_factored_t5x,
     treatment=None,
 )

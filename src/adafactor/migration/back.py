@@ -1,0 +1,85 @@
+"""Ours back to the peers that can go on with the same steps."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from adafactor.core.settings import Settings
+from adafactor.migration import state
+from adafactor.migration.peer import KEYWORDS, Peer, last_two
+from adafactor.migration.state import (
+    Entry,
+    NamedShapes,
+    Shape,
+    StateDict,
+    check_state_dict,
+    factored_axes,
+    match_shapes,
+    names_in,
+)
+
+NOT_FINITE = "{peer} steps with NaN and infinite gradients too, which ruins the parameters; ours skips such steps"
+
+
+def convert(state_dict: Any, peer: Peer, shapes: NamedShapes | None) -> tuple[StateDict, list[str]]:
+    """Return the peer's state dict of ours, and what will differ."""
+    our_groups, entries = check_state_dict(state_dict)
+    shape_of = match_shapes(our_groups, shapes)
+    groups, converted, notes = [], {}, []
+    for group in our_groups:
+        try:
+            settings = Settings.of(group)
+        except (KeyError, TypeError, ValueError) as wrong:
+            raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
+        args, differences = translate(settings, peer)
+        groups.append({**{k: v for k, v in group.items() if k not in KEYWORDS}, **args})
+        notes += differences
+        for key, name in zip(group["params"], names_in(group), strict=True):
+            if entry := entries.get(key):
+                converted[key] = _write_entry(entry, settings, peer, shape_of.get(key), name or f"parameter {key}")
+    return {"state": converted, "param_groups": groups}, notes
+
+
+def _write_entry(entry: Entry, s: Settings, peer: Peer, shape: Shape | None, name: str) -> dict[str, Any]:
+    """Return the peer's state of a parameter, which it factors over the last two axes."""
+    moments = state.OURS.read(entry, lambda shape: factored_axes(shape, s.factored, s.axes), shape, None, name)
+    axes = last_two({}, moments.shape, name)
+    if axes and moments.axes and set(moments.axes) != set(axes):
+        raise ValueError(
+            f"{name} of shape {moments.shape} is factored over the axes {moments.axes}; {peer.name} would factor it "
+            "over the last two axes"
+        )
+    if axes and not moments.axes and 1 not in moments.shape[-2:]:
+        raise ValueError(f"{name} of shape {moments.shape} has its second moment whole; {peer.name} would factor it")
+    return peer.format.write(moments, axes)
+
+
+def translate(settings: Settings, peer: Peer) -> tuple[dict[str, Any], list[str]]:
+    """Return its arguments for a group of ours, and what will differ; refuse keywords that would be lost."""
+    expressed = {argument.keyword for argument in peer.arguments.values()}
+    lost = [
+        f"{keyword.name}={value!r}"
+        for keyword in fields(settings)
+        if (value := getattr(settings, keyword.name)) != keyword.default
+        and keyword.name not in expressed | _without_effect(settings)
+    ]
+    if lost:
+        raise ValueError(f"{peer.name} has nothing like {', '.join(lost)}")
+    args = {name: a.to_theirs(getattr(settings, a.keyword)) for name, a in peer.arguments.items()}
+    args = {**peer.defaults, **args}
+    assert peer.back is not None
+    notes = [*peer.back(settings, args), *([NOT_FINITE] if settings.on_nonfinite == "skip" else [])]
+    return args, [note.format(peer=peer.name) for note in notes]
+
+
+def _without_effect(settings: Settings) -> set[str]:
+    """Return keywords that no other optimizer needs to have for the same steps."""
+    unused = {"axes"}  # the shapes of the statistics say which
+    if not settings.beta1:
+        unused.add("momentum_of")
+    if settings.rounding != "stochastic":
+        unused.add("seed")
+    if settings.on_nonfinite == "ignore":  # what all others do
+        unused.add("on_nonfinite")
+    return unused
