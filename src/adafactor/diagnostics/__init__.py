@@ -12,7 +12,7 @@
 | `report` | collects all parameters' records after a step, and hands them to sinks every so many steps |
 | `history`, `plot` | stores reports, writes and reads them, draws them |
 | `table`, `loggers` | shows them while training, or sends them to TensorBoard or any function |
-| `rules` | says what the metrics mean, and what to change |
+| `series`, `rules`, `findings` | turns reports into one series per parameter, says what they mean and what to change |
 | `moment` | compares the factors with the unfactored second moment |
 | `naming` | shortens the names of many parameters |
 """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 import torch
 
@@ -258,27 +258,6 @@ RULES: dict[str, Callable[[Parameter], Hit | None]] = {
         *(overwritten, growing, hardly_moves, always_clipped, on_the_floor, never_forgets),
     )
 }
-
-
-def loss_grows(losses: Sequence[float]) -> Hit | None:
-    """The loss has come up by more than half of what it had gone down, and by more than it wavers."""
-    if len(losses) < 5:
-        return None
-    if bad := sum(not math.isfinite(loss) for loss in losses):
-        change = "Look at the batches and the loss; lower lr or warm it up."
-        return Hit("The loss is not a finite number.", f"NaN or infinite in {bad} of {len(losses)} losses", change)
-    size = max(2, len(losses) // 10)
-    means = [fmean(losses[i : i + size]) for i in range(len(losses) % size, len(losses), size)]
-    least, last = min(losses[0], *means), means[-1]
-    wavers = median(abs(b - (a + c) / 2) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False))
-    if last - least <= max((losses[0] - least) / 2, 5 * wavers, abs(least) / 50):
-        return None
-    change = (
-        "Other findings say why. Without any, look at the data from there on and at the sign of the loss; else go back "
-        "to a checkpoint from before and lower lr."
-    )
-    figure = f"{losses[0]:.3g} at first, {least:.3g} at its least, {last:.3g} at the end"
-    return Hit("The loss grows.", figure, change)
 
 
 def _rates(p: Parameter) -> list[float]:
