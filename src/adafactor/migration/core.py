@@ -81,7 +81,11 @@ def migrate(
     _check_names(source, target)
     _check_owner(state_dict, source)
     converted: StateDict = state_dict
-    shapes, notes = _shapes(params), list[str]()
+    shapes: NamedShapes | None = None
+    if params is not None:
+        members = [member for members, _ in _read_params(params) for member in members]
+        shapes = [(member.name if member.is_named else None, member.shape or ()) for member in members]
+    notes: list[str] = []
     if source != OURS:
         peer, given = PEERS[source], dict(arguments or {})
         _check_arguments(peer, given)
@@ -125,11 +129,9 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     _check_arguments(peer, arguments)
     defaults = Group(peer, args := {**peer.defaults, **arguments}, [], given=args).checked_keywords()
     groups = []
-    for group in _grouped(params):
-        overrides = {key: value for key, value in group.items() if key != "params"}
+    for members, overrides in _read_params(params):
         args = {**peer.defaults, **arguments, **overrides}
         extras = {key: value for key, value in overrides.items() if key not in peer.defaults}
-        members = [_new_member(number, item) for number, item in enumerate(group["params"])]
         groups.append(Group(peer, args, members, given=args, extras=extras))
     ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
     optimizer = Adafactor(ours, **{name: defaults[name] for name in KEYWORDS})
@@ -194,30 +196,25 @@ def _warn(notes: Iterable[str]) -> None:
         warnings.warn(note, MigrationWarning, stacklevel=3)
 
 
-def _grouped(params: Any) -> list[dict[str, Any]]:
-    """Parameters or groups, as for any torch optimizer, as groups with lists."""
+def _read_params(params: Any) -> list[tuple[list[Member], dict[str, Any]]]:
+    """Return the parameters of each group, as any torch optimizer takes them, and what else the group says."""
     if isinstance(params, Tensor):
         raise TypeError("params must be parameters or groups, not one tensor")
     items = list(params.items() if isinstance(params, Mapping) else params)
     groups: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
-    return [{**g, "params": [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])} for g in groups]
-
-
-def _shapes(params: Any) -> NamedShapes | None:
-    """The name and shape of every parameter, in order."""
-    if params is None:
-        return None
-    shapes: NamedShapes = []
-    for item in (item for group in _grouped(params) for item in group["params"]):
-        is_named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-        name, value = item if is_named else (None, item)
-        shapes.append((name, tuple(int(n) for n in getattr(value, "shape", value))))
-    return shapes
+    result = []
+    for group in groups:
+        own = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+        members = [_new_member(number, item) for number, item in enumerate(own)]
+        result.append((members, {key: value for key, value in group.items() if key != "params"}))
+    return result
 
 
 def _new_member(number: int, item: Any) -> Member:
-    own_name, parameter = item if isinstance(item, tuple) else (None, item)
-    return Member(own_name or f"parameter {number}", item, bool(own_name), tuple(parameter.shape))
+    """Return a parameter that is given as a tensor or a shape, with a name or without."""
+    is_named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+    name, value = item if is_named else (f"parameter {number}", item)
+    return Member(name, item, is_named, tuple(int(n) for n in getattr(value, "shape", value)))
 
 
 def _read_tree(tree: Any, peer: Peer, shapes: NamedShapes | None, given: Arguments, paths: Mapping[str, Any]) -> Group:
