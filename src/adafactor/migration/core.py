@@ -91,7 +91,9 @@ def migrate(
         _check_arguments(peer, given)
         try:
             if source in trees.FIELDS:
-                groups = [_read_tree(state_dict, peer, shapes, given, paths or {})]
+                args = {**peer.defaults, **given}
+                members = trees.read(state_dict, peer, args, shapes, paths or {})
+                groups = [Group(peer, args, members, saved={}, given=given)]  # a tree has no groups
             else:
                 groups = _read_state_dict(state_dict, peer, shapes, given)
             converted, notes = our_state_dict(groups), [note for group in groups for note in group.notes]
@@ -217,13 +219,6 @@ def _new_member(number: int, item: Any) -> Member:
     return Member(name, item, is_named, tuple(int(n) for n in getattr(value, "shape", value)))
 
 
-def _read_tree(tree: Any, peer: Peer, shapes: NamedShapes | None, given: Arguments, paths: Mapping[str, Any]) -> Group:
-    """Read one group of all parameters: a tree has no groups."""
-    args = {**peer.defaults, **given}
-    members = trees.read(tree, peer, args, shapes, paths)
-    return Group(peer, args, members, _steps(members), given=given)
-
-
 def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, given: Arguments) -> list[Group]:
     """Read every group of a torch optimizer's state dict."""
     their_groups, entries = check_state_dict(state_dict)
@@ -239,12 +234,8 @@ def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, gi
             for key, name in zip(group["params"], names_in(group), strict=True)
         ]
         extras = {key: value for key, value in group.items() if key not in {*peer.defaults, *INTERNAL}}
-        groups.append(Group(peer, args, members, _steps(members), group, given, extras))
+        groups.append(Group(peer, args, members, group, given, extras))
     return groups
-
-
-def _steps(members: Iterable[Member]) -> int:
-    return max((m.moments.step for m in members if m.moments is not None), default=0)
 
 
 def _read_member(

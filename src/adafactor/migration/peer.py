@@ -168,8 +168,7 @@ class Group:
     peer: Peer
     args: Arguments
     members: list[Member]
-    step: int | None = None  # None for a new optimizer
-    saved: Arguments = field(default_factory=dict)  # what a state dict holds of the arguments
+    saved: Arguments | None = None  # what its state holds of the arguments; None for a new optimizer
     given: Arguments = field(default_factory=dict)  # what the caller says of them
     extras: Mapping[str, Any] = field(default_factory=dict)  # keys that are nobody's argument, such as a scheduler's
     keywords: dict[str, Any] = field(default_factory=dict)
@@ -180,6 +179,8 @@ class Group:
 
     def __post_init__(self) -> None:
         """Translate the arguments."""
+        steps = [m.moments.step for m in self.members if m.moments is not None]
+        self.step = None if self.saved is None else max(steps, default=0)
         self.args = {name: _plain(value) for name, value in self.args.items()}
         try:
             for name, argument in self.peer.arguments.items():
@@ -195,11 +196,6 @@ class Group:
                 self.leave_out(name, size)
         if missing := [name for name in self.peer.unsaved if name not in self.given]:
             self.note(UNSAVED, names=", ".join(missing))
-
-    @property
-    def known(self) -> set[str]:
-        """The arguments that are not taken as the defaults."""
-        return {*self.saved, *self.given}
 
     def note(self, text: str, **values: Any) -> None:
         """Note a difference; the text may have places for the peer and for these values."""

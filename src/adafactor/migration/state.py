@@ -109,7 +109,8 @@ class Format:
         if shape is not None and moments.shape != shape:
             raise ValueError(f"{name} has the shape {shape}, its state is of the shape {moments.shape}")
         # averages of second moments in half precision drift
-        moments.check(any(_is_half(value) for key, value in entry.items() if key != self.momentum), name)
+        dtypes = {value.dtype for key, value in entry.items() if isinstance(value, Tensor) and key != self.momentum}
+        moments.check(not dtypes.isdisjoint(HALF), name)
         return moments
 
     def write(self, moments: Moments, axes: Axes | None) -> dict[str, Any]:
@@ -235,10 +236,6 @@ def match_shapes(groups: list[dict[str, Any]], shapes: NamedShapes | None) -> di
 
 def _is_list(values: Any, *types: type) -> bool:
     return isinstance(values, (list, tuple)) and all(isinstance(value, types) for value in values)
-
-
-def _is_half(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype in HALF
 
 
 def _list(entry: Entry) -> str:

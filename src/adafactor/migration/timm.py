@@ -32,11 +32,11 @@ CORRECTED_DECAY = (
 def _express(group: Group) -> None:
     """Without lr it takes relative steps, and only then does it scale by the parameter."""
     args = group.args
-    relative_step = args["relative_step"] if "relative_step" in group.saved else not args["lr"]
+    relative_step = args["relative_step"] if "relative_step" in args else not args["lr"]
     if args["warmup_init"] and not relative_step:
         raise ValueError(f"{group.peer.name} takes warmup_init=True only without lr")
     group.set_step_size(relative_step)
-    beta1 = args["beta1"] if "beta1" in group.saved else (args["betas"] or (None,))[0]
+    beta1 = args["beta1"] if "beta1" in args else (args["betas"] or (None,))[0]
     relative = bool(relative_step and args["scale_parameter"])
     group.keywords |= {"relative": relative, "beta1": beta1 or 0.0, "eps": (args["eps"], args["eps_scale"])}
     if relative and args["weight_decay"]:

@@ -60,7 +60,7 @@ def _express_adamw(group: Group) -> None:
         "eps": (_eps1(args), 1e-3),
     }
     group.note(UNFACTORED)
-    if args["weight_decay"] and "decoupled_weight_decay" not in group.known:
+    if args["weight_decay"] and "decoupled_weight_decay" not in {**(group.saved or {}), **group.given}:
         group.note(ADAM_OR_ADAMW)
     if args["weight_decay"] and not args["decoupled_weight_decay"]:
         group.keywords["weight_decay"] = 0.0
