@@ -8,17 +8,8 @@ from typing import Any
 import torch
 
 from adafactor.core.settings import Settings
-from adafactor.migration.peer import (
-    DECAY_BY_ALPHA,
-    HALF_MOMENTUM,
-    Argument,
-    Group,
-    Peer,
-    clipping,
-    momentum,
-    negative,
-    same,
-)
+from adafactor.migration.argument import Argument, clipping, momentum, negative, same
+from adafactor.migration.peer import DECAY_BY_ALPHA, HALF_MOMENTUM, Group, Peer
 from adafactor.migration.state import HALF, Format
 
 COMPOUNDS = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from operator import neg
 from typing import Any
 
 from torch import Tensor
 
 from adafactor.core.settings import Settings
 from adafactor.migration import state
+from adafactor.migration.argument import Argument
 from adafactor.migration.state import Arguments, Axes, Entry, Format, Moments, Shape, StateDict, factored_axes
 from adafactor.schedules import with_warmup
 
@@ -65,40 +65,6 @@ def two_largest(args: Arguments, shape: Shape, name: str) -> Axes | None:
         return None
     first, second = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:]
     return (first, second) if shape[first] >= args["min_dim_size_to_factor"] else None
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of another optimizer, and the keyword of ours with the same meaning."""
-
-    default: Any
-    keyword: str
-    to_ours: Callable[[Any], Any] = lambda value: value
-    to_theirs: Callable[[Any], Any] = lambda value: value
-
-
-def same(**defaults: Any) -> dict[str, Argument]:
-    """Declare arguments that have the same name and meaning here."""
-    return {name: Argument(default, name) for name, default in defaults.items()}
-
-
-def negative(default: float) -> Argument:
-    """Declare the exponent c of 1 − t^−c, given with its minus."""
-    return Argument(default, "decay_rate", neg, neg)
-
-
-def clipping(default: float | None) -> Argument:
-    """Declare the bound of RMS(U), where infinity is no clipping."""
-
-    def to_ours(d: float | None) -> float | None:
-        return None if d is None or math.isinf(d) else d
-
-    return Argument(default, "clip", to_ours, lambda d: math.inf if d is None else d)
-
-
-def momentum(default: float | None) -> Argument:
-    """Declare β₁, where None is no momentum."""
-    return Argument(default, "beta1", lambda beta1: beta1 or 0.0, lambda beta1: beta1 or None)
 
 
 @dataclass(frozen=True)

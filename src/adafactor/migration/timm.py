@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from adafactor.migration.peer import (
-    DECAY_BY_ALPHA,
-    HALF_MOMENTUM,
-    Group,
-    Peer,
-    clipping,
-    momentum,
-    negative,
-    same,
-    two_largest,
-)
+from adafactor.migration.argument import clipping, momentum, negative, same
+from adafactor.migration.peer import DECAY_BY_ALPHA, HALF_MOMENTUM, Group, Peer, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, Shape
 
 CAUTION_SIZE = "20 steps end 24 % of the distance travelled apart"

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from adafactor.core.settings import Settings
-from adafactor.migration.peer import Argument, Group, Peer, clipping, negative, same
+from adafactor.migration.argument import Argument, clipping, negative, same
+from adafactor.migration.peer import Group, Peer
 from adafactor.migration.state import Arguments, Format, Moments
 
 EPS1 = (

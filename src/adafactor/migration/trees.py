@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.migration.peer import HALF_MOMENTUM, Argument, Group, Member, Peer, clipping, momentum, same, two_largest
+from adafactor.migration.argument import Argument, clipping, momentum, same
+from adafactor.migration.peer import HALF_MOMENTUM, Group, Member, Peer, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, NamedShapes, Shape, count_steps, require_elements
 
 SLICES = (
