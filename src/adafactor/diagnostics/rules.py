@@ -9,6 +9,7 @@ from statistics import median
 
 import torch
 
+from adafactor.core.factoring import find_factoring
 from adafactor.diagnostics.series import LARGE, Parameter
 
 # Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8. The largest
@@ -127,7 +128,8 @@ def out_of_date(p: Parameter) -> Hit | None:
 
 def poor_fit(p: Parameter) -> Hit | None:
     """RMS(U) is so far above 1 that no age of V̂ explains it: then the factors do not fit."""
-    if not p.factored or p.averaged:
+    s = p.settings
+    if p.about is None or p.averaged or find_factoring(p.shape, s.factored, s.axes).estimator == "full":
         return None
     # the largest RMS(U) of an unfactored V̂: G² ≤ V̂/(1 − β̂₂ₜ), whatever came before
     bounds = [((1 - r.beta2) ** -0.5, r.rms_update) for r in p.stepped if r.beta2 < 1]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from adafactor.core.factoring import find_factoring
 from adafactor.core.record import Record
 from adafactor.core.settings import Settings
 from adafactor.diagnostics.report import About, Report
@@ -69,12 +68,6 @@ class Parameter:
         return bool(self.settings.beta1) and self.settings.momentum_of == "gradient"
 
     @property
-    def factored(self) -> bool:
-        """Is V̂ made of factors? Known only with the settings."""
-        s = self.settings
-        return self.about is not None and find_factoring(self.shape, s.factored, s.axes).estimator != "full"
-
-    @property
     def scale(self) -> float:
         """The RMS of a matrix whose outputs are as large as its inputs, for as many inputs as its smaller side has.
 
@@ -117,11 +110,10 @@ def reports_of(source: object) -> list[Report]:
 
 
 def _records(items: object) -> tuple[Record, ...]:
-    if isinstance(items, Iterable):
-        records = tuple(items)
-        if all(isinstance(record, Record) for record in records):
-            return records
-    raise TypeError(f"a report must be a Report or a list of records, as optimizer.report() gives, not {items!r}")
+    records = tuple(items) if isinstance(items, Iterable) else (items,)
+    if not all(isinstance(record, Record) for record in records):
+        raise TypeError(f"a report must be a Report or a list of records, as optimizer.report() gives, not {items!r}")
+    return records
 
 
 def turn(reports: Iterable[Report]) -> list[Parameter]:

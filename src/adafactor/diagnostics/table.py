@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from adafactor.core.record import Record
 from adafactor.diagnostics.findings import diagnose
-from adafactor.diagnostics.naming import common_prefix, grouped, numbers
+from adafactor.diagnostics.naming import common_prefix, grouped
 from adafactor.diagnostics.report import Report, known_values
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def _distance(record: Record) -> float:
 
 def _farthest(records: list[Record]) -> str:
     """Return the numbers of the layer whose RMS(U) is farthest from 1, where there are several layers."""
-    return ".".join(map(str, numbers(max(records, key=_distance).name))) if len(records) > 1 else ""
+    name = max(records, key=_distance).name if len(records) > 1 else ""
+    return ".".join(part for part in name.split(".") if part.isdigit())
 
 
 def _span(records: list[Record], metric: str, form: Callable[[float], str], unit: str = "") -> str:

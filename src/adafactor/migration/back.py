@@ -56,7 +56,7 @@ def _write_entry(entry: Entry, s: Settings, peer: Peer, shape: Shape | None, nam
 
 
 def translate(settings: Settings, peer: Peer) -> tuple[dict[str, Any], list[str]]:
-    """Return its arguments for a group of ours, and what will differ; refuse keywords that would be lost."""
+    """Return the peer's arguments for a group of ours, and what will differ; refuse keywords that would be lost."""
     expressed = {argument.keyword for argument in peer.arguments.values()}
     lost = [
         f"{keyword.name}={value!r}"
@@ -66,8 +66,8 @@ def translate(settings: Settings, peer: Peer) -> tuple[dict[str, Any], list[str]
     ]
     if lost:
         raise ValueError(f"{peer.name} has nothing like {', '.join(lost)}")
-    args = {name: a.to_theirs(getattr(settings, a.keyword)) for name, a in peer.arguments.items()}
-    args = {**peer.defaults, **args}
+    args = peer.defaults
+    args |= {name: a.to_theirs(getattr(settings, a.keyword)) for name, a in peer.arguments.items()}
     assert peer.back is not None
     notes = [*peer.back(settings, args), *([NOT_FINITE] if settings.on_nonfinite == "skip" else [])]
     return args, [note.format(peer=peer.name) for note in notes]

@@ -129,12 +129,12 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     _check_names(source, OURS)
     peer = PEERS[source]
     _check_arguments(peer, arguments)
-    defaults = Group(peer, args := {**peer.defaults, **arguments}, [], given=args).checked_keywords()
+    args = {**peer.defaults, **arguments}
+    defaults = Group(peer, args, [], given=args).checked_keywords()
     groups = []
     for members, overrides in _read_params(params):
-        args = {**peer.defaults, **arguments, **overrides}
-        extras = {key: value for key, value in overrides.items() if key not in peer.defaults}
-        groups.append(Group(peer, args, members, given=args, extras=extras))
+        extras = {key: value for key, value in overrides.items() if key not in args}
+        groups.append(Group(peer, {**args, **overrides}, members, given={**args, **overrides}, extras=extras))
     ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
     optimizer = Adafactor(ours, **{name: defaults[name] for name in KEYWORDS})
     _warn(note for group in groups for note in group.notes)
@@ -233,7 +233,8 @@ def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, gi
             _read_member(peer, args, group, key, name, entries.get(key), shape_of.get(key))
             for key, name in zip(group["params"], names_in(group), strict=True)
         ]
-        extras = {key: value for key, value in group.items() if key not in {*peer.defaults, *INTERNAL}}
+        own = {*peer.defaults, *INTERNAL}
+        extras = {key: value for key, value in group.items() if key not in own}
         groups.append(Group(peer, args, members, group, given, extras))
     return groups
 
