@@ -90,17 +90,16 @@ def read(tree: Any, peer: Peer, args: Arguments, shapes: NamedShapes | None, pat
     """Read the state of every parameter, in our order of its axes."""
     if shapes is None or any(name is None for name, _ in shapes):
         raise ValueError(f"{peer.name} does not say which shape a state is of: pass params with names")
-    places = {str(name): _place(str(name), shape, paths) for name, shape in shapes}
-    if unknown := set(paths) - set(places):
+    places = [_place(str(name), shape, paths) for name, shape in shapes]
+    if unknown := set(paths) - {name for name, _ in shapes}:
         raise ValueError(f"paths has {min(unknown)!r}, which is none of the parameters")
     step, entries = (_read_optax if peer is OPTAX else _read_t5x)(tree, args)
-    wanted = {path for path, _ in places.values()}
-    if missing := [path for path, _ in places.values() if path not in entries]:
+    if missing := [path for path, _ in places if path not in entries]:
         raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(entries)))}")
-    if extra := sorted(entries.keys() - wanted):
+    if extra := sorted(entries.keys() - {path for path, _ in places}):
         raise ValueError(f"the state has {extra[0]!r}, which is none of the parameters")
     members = []
-    for number, ((name, shape), (path, order)) in enumerate(zip(shapes, places.values(), strict=True)):
+    for number, ((name, shape), (path, order)) in enumerate(zip(shapes, places, strict=True)):
         theirs = tuple(shape[order.index(axis)] for axis in range(len(shape)))
         unused = ("v_row", "v_col") if peer.rule(args, theirs, path) is None else ("v",)  # of one element each
         entry = {key: _tensor(value) for key, value in entries[path].items() if key not in unused}
