@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed import get_world_size, is_available, is_initialized
 
 from adafactor.backward import step_in_backward as attach
+from adafactor.core.settings import read_text
 from adafactor.optimizer import Adafactor
 
 
@@ -40,19 +41,22 @@ class FromModel:
 
         Args:
             model: what is trained.
-            training_args: transformers' `TrainingArguments`. Their `learning_rate` is a step size for all weights
-                (`relative=False, lr_decay=None`), as with `optim="adafactor"`; their `weight_decay` counts too, and
-                for `step_in_backward` what `attach_to_trainer` says.
-            weight_decay: of matrices; vectors, which are biases and norms, have none. 0 by default.
+            training_args: transformers' `TrainingArguments`. What is not given here is taken from them: the keywords
+                that `optim_args` names, `weight_decay`, and `learning_rate`, which is a step size for all weights
+                (`relative=False, lr_decay=None`), as with `optim="adafactor"`; and what `in_backward` says.
+            weight_decay: of matrices; vectors, which are biases and norms, have none. None is 0.
             step_in_backward: attach `adafactor.step_in_backward` with the next two arguments. Switch the trainer's own
                 clipping off (`max_grad_norm=0`): there are no gradients left to clip.
-            accumulate: the trainer's `gradient_accumulation_steps`; 1 by default.
+            accumulate: the trainer's `gradient_accumulation_steps`. None is 1.
             max_norm: see `adafactor.step_in_backward`.
             **keywords: of `Adafactor`.
         """
         if training_args is not None:
-            keywords = {"lr": training_args.learning_rate, "relative": False, "lr_decay": None} | keywords
-            weight_decay = training_args.weight_decay if weight_decay is None else weight_decay
+            own = {"weight_decay": weight_decay, "accumulate": accumulate, "max_norm": max_norm}
+            keywords = {**_read(training_args), **keywords, **{k: v for k, v in own.items() if v is not None}}
+            if keywords.pop("step_in_backward", False) or step_in_backward:
+                keywords = {**in_backward(training_args), "step_in_backward": True, **keywords}
+            return self(model, **keywords)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         groups = [
             {"params": [(name, p) for name, p in named if p.ndim > 1], "weight_decay": weight_decay or 0.0},
@@ -60,26 +64,29 @@ class FromModel:
         ]
         optimizer = Adafactor([group for group in groups if group["params"]], **keywords)
         if step_in_backward:
-            attach_to_trainer(model, optimizer, training_args, accumulate, max_norm)
+            attach_in_one_process(model, optimizer, 1 if accumulate is None else accumulate, max_norm)
         return optimizer
 
 
-def attach_to_trainer(
-    model: nn.Module,
-    optimizer: Adafactor,
-    training_args: Any = None,
-    accumulate: int | None = None,
-    max_norm: float | None = None,
-) -> None:
-    """Attach `adafactor.step_in_backward` inside a trainer of one process.
+def _read(training_args: Any) -> dict[str, Any]:
+    """Return the keywords that transformers' `TrainingArguments` have for an optimizer."""
+    pairs = [word.split("=") for word in (training_args.optim_args or "").replace(" ", "").split(",") if word]
+    own = {"lr": training_args.learning_rate, "weight_decay": training_args.weight_decay}
+    return {"relative": False, "lr_decay": None, **own, **{name: read_text(value) for name, value in pairs}}
 
-    Of transformers' `TrainingArguments` it takes `gradient_accumulation_steps` and `max_grad_norm`, unless they are
-    given here, and sets the latter to 0: the trainer finds no gradients to clip.
+
+def in_backward(training_args: Any) -> dict[str, Any]:
+    """Return how often transformers' trainer accumulates, and the limit of the norm, which it no longer has to keep.
+
+    `max_grad_norm` becomes 0: there are no gradients left to clip. Without a limit the norm is still measured, for the
+    trainer's log.
     """
+    max_norm, training_args.max_grad_norm = training_args.max_grad_norm or math.inf, 0.0
+    return {"accumulate": training_args.gradient_accumulation_steps, "max_norm": max_norm}
+
+
+def attach_in_one_process(model: nn.Module, optimizer: Adafactor, accumulate: int, max_norm: float | None) -> None:
+    """Attach `adafactor.step_in_backward` before a trainer has wrapped the model, where it cannot see what will."""
     if is_available() and is_initialized() and get_world_size() > 1:
         raise ValueError("step_in_backward=True needs a single process: others' gradients are added after it")
-    if training_args is not None:
-        accumulate = accumulate or training_args.gradient_accumulation_steps
-        max_norm = max_norm or training_args.max_grad_norm or math.inf  # infinity: the trainer logs the norm
-        training_args.max_grad_norm = 0.0
-    attach(model, optimizer, accumulate=1 if accumulate is None else accumulate, max_norm=max_norm)
+    attach(model, optimizer, accumulate=accumulate, max_norm=max_norm)

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from adafactor import hf
+from adafactor import hf, trainers
 from adafactor.core.settings import read_text
-from adafactor.trainers import attach_to_trainer
 
 VARIABLE = "ADAFACTOR_ARGS"
 IN_BACKWARD = "step_in_backward"
@@ -98,7 +97,7 @@ def _attaching(create: Any) -> Any:
         is_new = trainer.optimizer is None
         made = create(trainer, *args, **keywords)
         if is_new and isinstance(made, hf.Adafactor):
-            attach_to_trainer(trainer.model, made, trainer.args)
+            trainers.attach_in_one_process(trainer.model, made, **trainers.in_backward(trainer.args))
         return made
 
     return create_optimizer
