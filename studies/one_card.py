@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from adafactor import plan
+from adafactor.planning.models import find
 
 ROWS = {  # the setting, and the rank of LoRA
     "AdamW, mixed precision": ("adamw-mixed", None),
@@ -72,21 +73,15 @@ def galore(shapes: list[tuple[int, ...]]) -> int:
 
 def rows() -> Iterator[list[str]]:
     """The header, then a row for each setting: GiB, all but activations."""
+    models: dict[str, torch.nn.Module | str] = {"Llama 3.1 8B": "llama-8b"}
     with torch.device("meta"):
-        models = {"Llama 3.1 8B": "llama-8b", "Qwen3 8B": qwen3_8b(), "FLUX.1 12B": flux(), "SDXL 2.6B": sdxl()}
+        models |= {"Qwen3 8B": qwen3_8b(), "FLUX.1 12B": flux(), "SDXL 2.6B": sdxl()}
     yield ["GiB", *models]
     for name, (key, rank) in ROWS.items():
-        cells = []
-        for model in models.values():
-            try:
-                line = plan(model, settings=[key], device="cuda", lora=rank).line(key)
-                cells.append(f"{line.whole.total / 2**30:.1f}")
-            except ValueError:  # LoRA is planned for matrices
-                cells.append("–")
-        yield [name, *cells]
-    shapes = [[tuple(p.shape) for p in m.parameters()] if not isinstance(m, str) else None for m in models.values()]
-    shapes[0] = list(importlib.import_module("adafactor.planning.models").PRESETS["llama-8b"]())
-    yield [GALORE, *(f"{galore(each or []) / 2**30:.1f}" for each in shapes)]
+        totals = [plan(m, settings=[key], device="cuda", lora=rank).line(key).whole.total for m in models.values()]
+        yield [name, *(f"{total / 2**30:.1f}" for total in totals)]
+    shapes = [[weight.shape for weight in find(model).weights] for model in models.values()]
+    yield [GALORE, *(f"{galore(each) / 2**30:.1f}" for each in shapes)]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ trained for ten steps by tests/step/test_zoo.py.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from adafactor.core.factoring import Factored
 from adafactor.core.settings import Settings
 
 LARGE = 1000  # elements of a tensor that counts for the least gain
-WORDS = {"input_ids": (2, 7)}
+WORDS: Mapping[str, tuple[int, ...]] = {"input_ids": (2, 7)}
 IMAGE = {"pixel_values": (2, 3, 32, 32)}
 SMALL = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 GROUPED = {**SMALL, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -34,9 +34,9 @@ class Animal:
 
     kind: str
     model: str  # the class; of transformers its configuration is found by it
-    tiny: dict[str, Any]
-    inputs: dict[str, tuple[int, ...]]
-    usual: dict[str, Any] = field(default_factory=dict)  # where the defaults are of no size that is used
+    tiny: Mapping[str, Any]
+    inputs: Mapping[str, tuple[int, ...]]
+    usual: Mapping[str, Any] = field(default_factory=dict)  # where the defaults are of no size that is used
     package: str = "transformers"
 
     def build(self, tiny: bool) -> nn.Module:
@@ -199,7 +199,8 @@ ZOO = {
 def gain(p: Tensor) -> float:
     """How many numbers of a tensor there are to one of its second moment; 1 if it is not factored."""
     state = states.new_state(p, states.factoring_of(p, Settings()), Settings())
-    return p.numel() / sum(value.numel() for key, value in state.items() if key != "step")
+    kept: int = sum(value.numel() for key, value in state.items() if key != "step")
+    return p.numel() / kept
 
 
 def row(name: str) -> list[str]:
