@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT, StateDict
 
 from adafactor import optimizer
-from adafactor.core.settings import read_text
+from adafactor.core.settings import Settings, read_text
 from adafactor.core.warn import warn
 from adafactor.migration import MigrationWarning, migrate
 from adafactor.migration.fairseq import TRANSFORMERS
@@ -19,6 +20,7 @@ from adafactor.migration.peer import Group
 # what `optimizer.Adafactor` calls things for which transformers has a word of its own
 THEIR_WORD = {"lr_decay": "relative_step", "relative": "scale_parameter", "clip": "clip_threshold"}
 FLAT, SLOPE = 1e-2, 1e-6  # of relative steps: min(FLAT, 1/√t), or with warm-up min(SLOPE·t, 1/√t)
+FLAGS = ("relative_step", "warmup_init")  # of theirs, that are in our groups too
 COUNT = "warmup_count"  # of steps, in a group that warms up
 
 
@@ -95,7 +97,7 @@ class Adafactor(optimizer.Adafactor):
         translation = Group(TRANSFORMERS, {**theirs, "warmup_init": False}, [])
         for note in translation.notes:
             warn(note, MigrationWarning)
-        return translation.keywords, {name: theirs[name] for name in ("relative_step", "warmup_init")}
+        return translation.keywords, {name: theirs[name] for name in FLAGS}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, whose arguments are transformers' or ours."""
@@ -125,16 +127,22 @@ class Adafactor(optimizer.Adafactor):
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict()` of this class or of transformers' Adafactor gave."""
-        groups = state_dict["param_groups"]
-        if any("clip_threshold" in group for group in groups):
-            flat = [{**group, "warmup_init": False} for group in groups]
-            state_dict = migrate({**state_dict, "param_groups": flat}, source="transformers")
-            for ours, theirs in zip(state_dict["param_groups"], groups, strict=True):
-                ours |= {name: theirs[name] for name in ("relative_step", "warmup_init")}
-                if theirs["warmup_init"]:
-                    steps = [state_dict["state"][key]["step"] for key in ours["params"] if key in state_dict["state"]]
-                    ours[COUNT] = int(max(steps, default=0))
+        if any("clip_threshold" in group for group in state_dict["param_groups"]):
+            state_dict = self._convert(state_dict)
         super().load_state_dict(state_dict)
+
+    def _convert(self, state_dict: StateDict) -> StateDict:
+        """Return transformers' state as ours, with the keywords of this optimizer that transformers does not have."""
+        groups = state_dict["param_groups"]
+        flat = [{**group, "warmup_init": False} for group in groups]
+        converted = migrate({**state_dict, "param_groups": flat}, source="transformers")
+        own = {field.name for field in fields(Settings)} - {*self._theirs, *THEIR_WORD, "factored", "axes"}
+        for ours, theirs, here in zip(converted["param_groups"], groups, self.param_groups, strict=True):
+            ours |= {name: here[name] for name in own} | {name: theirs[name] for name in FLAGS}
+            if theirs["warmup_init"]:
+                steps = [converted["state"][key]["step"] for key in ours["params"] if key in converted["state"]]
+                ours[COUNT] = int(max(steps, default=0))
+        return converted
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy."""
@@ -143,8 +151,7 @@ class Adafactor(optimizer.Adafactor):
     @staticmethod
     def _get_lr(group: dict[str, Any], state: dict[str, Any]) -> float | Tensor:
         """What transformers' `AdafactorSchedule` asks for."""
-        lr: float | Tensor = group["lr"]
-        return lr
+        return group["lr"]  # type: ignore[no-any-return]
 
     @staticmethod
     def _get_options(group: dict[str, Any], shape: tuple[int, ...]) -> NoReturn:

@@ -81,6 +81,18 @@ def test_the_steps_are_those_of_transformers_and_go_on_from_its_state(arguments:
     assert_close(taken(our_model, fresh, range(5, 9)), taken(their_model, theirs, range(5, 9)))
 
 
+def test_a_state_of_transformers_leaves_the_keywords_that_it_does_not_have() -> None:
+    optimization = pytest.importorskip("transformers.optimization")
+    model = net()
+    theirs = optimization.Adafactor(model.parameters(), **{**ABSOLUTE, "lr": 1e-4})
+    taken(model, theirs, range(2))
+    ours = hf.Adafactor(model.bfloat16().parameters(), **ABSOLUTE, rounding="kahan", seed=3)
+    ours.load_state_dict(theirs.state_dict())
+    group = ours.param_groups[0]
+    assert (group["rounding"], group["seed"], group["lr"]) == ("kahan", 3, 1e-4)
+    assert all("compensation" in state for state in ours.state.values())
+
+
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 def test_it_is_like_transformers(arguments: dict[str, Any]) -> None:
     if arguments.get("warmup_init"):

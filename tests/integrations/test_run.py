@@ -109,8 +109,19 @@ def test_torchrun_launches_it_and_one_process_says_so(folder: Path) -> None:
 
 
 TRAINER = """
+import sys
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+if "trl" in sys.argv:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models
+    from trl import SFTConfig as TrainingArguments, SFTTrainer
+    words = Tokenizer(models.WordLevel({"a": 0}))
+    words = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a", eos_token="a")
+    def Trainer(**given):
+        rows = [{"input_ids": row["input_ids"].tolist()} for row in given.pop("train_dataset")]
+        return SFTTrainer(train_dataset=Dataset.from_list(rows), processing_class=words, **given)
 torch.manual_seed(0)
 sizes = dict(vocab_size=17, n_positions=9, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
 model = GPT2LMHeadModel(GPT2Config(**sizes)).bfloat16()
@@ -129,13 +140,15 @@ print("WEIGHTS", [p.sum().item() for p in model.parameters()])
 
 
 @pytest.mark.slow
-def test_the_trainer_steps_inside_backward_on_the_same_bits(folder: Path) -> None:
+@pytest.mark.parametrize("trainer", ["transformers", "trl"])
+def test_the_trainer_steps_inside_backward_on_the_same_bits(folder: Path, trainer: str) -> None:
     """With accumulation, and a limit of the norm that is never reached: both are the trainer's own arguments."""
-    pytest.importorskip("accelerate")
+    for package in ("accelerate", trainer):
+        pytest.importorskip(package)
     (folder / "trainer.py").write_text(TRAINER)
     told = []
     for flags in ([], ["--step-in-backward"]):
-        done = ran(folder, "-m", "adafactor", "run", "--set", "rounding=stochastic", *flags, "trainer.py")
+        done = ran(folder, "-m", "adafactor", "run", "--set", "rounding=stochastic", *flags, "trainer.py", trainer)
         assert done.returncode == 0, done.stderr
         told.append({line.split()[0]: line for line in done.stdout.splitlines() if line[:2].isupper()})
     ordinary, inside = told
