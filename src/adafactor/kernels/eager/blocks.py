@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from adafactor.core import sums
 from adafactor.core.equations import Scalar
-from adafactor.core.factoring import sum_dtype
 
 Block = tuple[slice, ...] | None  # None: the tensor is one block
 
@@ -44,14 +44,26 @@ def part(t: Tensor, block: Block) -> Tensor:
     return t[tuple(s if n > 1 else slice(None) for s, n in zip(block, t.shape, strict=True))]
 
 
-def add(total: Tensor | None, values: Tensor, block: Block, axis: int, shape: Sequence[int]) -> Tensor:
-    """Add a block's sums over an axis to those of the blocks before it."""
-    if block is None:
-        return values
-    if total is None:
-        total = torch.zeros(shape, dtype=sum_dtype(values.device), device=values.device)
-    total[block[:axis] + block[axis + 1 :]].add_(values)
-    return total
+def sums_of_squares(g: Tensor, axes: Mapping[str, int], dtype: torch.dtype, shrink: float) -> dict[str, Tensor]:
+    """ΣG²·shrink over each of some axes, in double; G² itself is formed block by block, in `dtype`."""
+    totals: dict[str, Tensor] = {}
+    for block in blocks(g):
+        q = part(g, block)
+        q = q * q if q.dtype == dtype else q.to(dtype).square_()
+        if shrink != 1:
+            q.mul_(shrink)
+        for key, axis in axes.items():
+            values = sums.sum_along(q, axis)
+            if block is None:
+                totals[key] = values
+                continue
+            if key not in totals:
+                totals[key] = torch.zeros(
+                    g.shape[:axis] + g.shape[axis + 1 :], dtype=values.dtype, device=values.device
+                )
+            totals[key][block[:axis] + block[axis + 1 :]].add_(values)
+        del q  # before the next block's is made
+    return totals
 
 
 class Pack:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from adafactor import algorithm
-from adafactor.algorithm import Blockwise
+from adafactor.algorithm import Blockwise, factored_step, unfactored_step
 from adafactor.core import equations as eq
 from adafactor.core import rounding, sums
 from adafactor.core.contract import EXACT_TYPES, Gradients, Parameter, Scale, Sums, check_finite
@@ -24,7 +23,7 @@ from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored, statistics_dtype, sum_dtype
 from adafactor.core.settings import Settings
 from adafactor.core.signals import held_back
-from adafactor.kernels.eager.blocks import Block, Pack, add, blocks, part
+from adafactor.kernels.eager.blocks import Block, Pack, blocks, part, sums_of_squares
 
 
 class Executor:
@@ -42,7 +41,6 @@ class Executor:
         x = parameters[0].x
         self._dtype, self._wide, self._device = statistics_dtype(x.dtype), sum_dtype(x.device), x.device
         self._on_host = len(parameters) == 1 and sums.on_host(x)
-        self._zero = torch.zeros((), dtype=self._dtype, device=x.device)
         self._prepare(parameters)
 
     def _prepare(self, members: list[Parameter]) -> None:
@@ -116,13 +114,10 @@ class Executor:
             p.metrics.skipped = p.metrics.skipped + skipped
         self._metrics = None
 
-    # ---- a step
-
     def _phases(self) -> Iterator[None]:
         """Run the algorithm; fill `sums` at its pauses and go on with what they are then."""
         first = self._members[0]
-        run = algorithm.factored_step if self._factored else algorithm.unfactored_step
-        phases = run(self, self._settings)
+        phases = (factored_step if self._factored else unfactored_step)(self, self._settings)
         rows, cols = next(phases)
         self.sums = [Sums(p, flag) for p, flag in zip(self._members, self._finite(rows, cols), strict=True)]
         one = self.sums[0]
@@ -173,19 +168,21 @@ class Executor:
 
     def g(self, i: int, block: Block) -> Tensor:
         """A block of G."""
-        return self._load(part(self._grads[i], block))
+        return part(self._grads[i], block)
 
     def mean_squares(self, eps1: float) -> tuple[Tensor | None, Tensor | None]:
         """Means of G² + ε₁ over the columns and over the rows, in double, where ε₁ cannot be lost."""
         # G² fits float32 but a sum of it may not: where it is taken in float32, a power of two keeps it in range
         is_wide = self._device.type != "cpu" and self._wide == torch.float64
         shrink = 1.0 if is_wide else min(sums.shrink_of(p.shape) for p in self._members)
-        totals = [self._sums_of_squares(i, shrink) for i in range(len(self._members))]
+        axes = [{key: f.summed_axis(key) for key in self._packs} for f in self._factored]
+        pairs = zip(self._grads, axes, strict=True)
+        totals = [sums_of_squares(g, over, self._dtype, shrink) for g, over in pairs]
         means: dict[str, Tensor] = {}
         for key, pack in self._packs.items():
             total, length = pack.join([total[key] for total in totals], self._wide), pack.spread(self._lengths[key])
-            here = length if len(totals) > 1 else self._grads[0].shape[self._factored[0].summed_axis(key)]
-            means[key] = (total / shrink + here * eps1) / length  # of a shard, its share
+            here = length if len(totals) > 1 else self._grads[0].shape[axes[0][key]]  # of a shard, its share
+            means[key] = (total / shrink + here * eps1) / length
         return means.get("row"), means.get("col")
 
     def average_(self, key: str, means: Tensor | None, decay: Scalar, weight: Scalar) -> Tensor | None:
@@ -205,8 +202,7 @@ class Executor:
         pack, totals = self._packs["row"], []
         for r, f in zip(pack.split(row), self._factored, strict=True):
             totals.append(sums.sum_along(r, f.row_axis_of_r).unsqueeze(f.row_axis_of_r).expand_as(r))
-        mean: Tensor = pack.join(totals, row.dtype) / pack.spread(self._lengths["col"])
-        return mean
+        return pack.join(totals, row.dtype).div(pack.spread(self._lengths["col"]))
 
     def over_x(self, key: str, scale: Tensor) -> Blockwise:
         """A scale of R's or C's shape in the statistics' precision, as (…, n, 1) or (…, 1, m)."""
@@ -236,19 +232,23 @@ class Executor:
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]:
         """ΣU², and ΣX² where it is wanted."""
         u2 = self._norm(update, self._grads)
-        if not self._members[0].measures_x:
-            return u2, None
         x = [p.x for p in self._members]
-        return u2, self._norm(lambda i, block: self._load(part(x[i], block)), x)
+        return u2, self._norm(lambda i, block: part(x[i], block), x) if self._members[0].measures_x else None
 
     def descend_(self, update: Blockwise, scale: Scalar, decay: Scalar, weight: Scalar) -> None:
         """X·decay − scale·U, rounded as the settings say; with momentum of the update, the average of scale·U."""
-        s, scales, decays, weights = self._settings, *map(self._entries, (scale, decay, weight))
+        s, skipped = self._settings, None if self._mask is None else ~self._mask
+        if self._mask is not None and s.weight_decay:
+            decay = 1 - (1 - decay) * self._mask.to(self._wide)
+        scales, decays, weights = map(self._entries, (scale, decay, weight))
         for i, block in self._blocks(self._members[0].rounding):
             change = update(i, block).mul_(scales[i])  # last: α·r alone may leave float32
             if s.beta1 and s.momentum_of == "update":
                 m = self._state("momentum", i, block)
-                change = m.lerp_(self._if_taken(i, change, m), weights[i])
+                m.lerp_(self._if_taken(i, change, m), weights[i])
+                change = m if skipped is None else m.masked_fill(skipped[i], 0)
+            elif skipped is not None:
+                change.masked_fill_(skipped[i], 0)
             self._subtract(i, block, change, decays[i])
             del change  # before the next block's is made
         counts = [p.state["step"] for p in self._members]
@@ -256,8 +256,6 @@ class Executor:
             torch._foreach_add_(counts, 1)
         else:  # in two operations: a wrapper of two tensors would add to its one count twice
             torch._foreach_copy_(counts, torch._foreach_add(counts, list(self._mask.to(counts[0].dtype).unbind())))
-
-    # ---- scalars and blocks
 
     def _scalars(self, values: Sequence[float]) -> Scalar:
         """A number for each parameter, as the algorithm's scalars are."""
@@ -272,10 +270,6 @@ class Executor:
     def _blocks(self, how: str = "nearest") -> Iterator[tuple[int, Block]]:
         return ((i, block) for i, g in enumerate(self._grads) for block in blocks(g, how))
 
-    def _load(self, t: Tensor) -> Tensor:
-        """A tensor in the statistics' precision; on a device the operation that reads it converts it."""
-        return t.to(self._dtype) if self._on_host else t
-
     def _state(self, key: str, i: int, block: Block) -> Tensor:
         return part(self._members[i].state[key], block)
 
@@ -285,20 +279,6 @@ class Executor:
 
     def _packed_squares(self) -> Tensor:
         return self._packs["full"].join(self._grads, self._dtype).square().to(self._wide)
-
-    def _sums_of_squares(self, i: int, shrink: float) -> dict[str, Tensor]:
-        """ΣG²·shrink over the columns and over the rows of one tensor."""
-        totals: dict[str, Tensor] = {}
-        for block in blocks(self._grads[i]):
-            g = part(self._grads[i], block)
-            q = g * g if g.dtype == self._dtype else g.to(self._dtype).square_()
-            if shrink != 1:
-                q.mul_(shrink)
-            for key in self._packs:
-                axis, shape = self._factored[i].summed_axis(key), self._members[i].state[key].shape
-                totals[key] = add(totals.get(key), sums.sum_along(q, axis), block, axis, shape)
-            del g, q  # before the next block's are made
-        return totals
 
     def _norm(self, tensor: Blockwise, like: list[Tensor]) -> Scalar:
         """Σ of the squares of a tensor, in blocks that follow the memory of another one."""
@@ -316,29 +296,35 @@ class Executor:
         p = self._members[i]
         old, has_decay = part(p.x, block), isinstance(decay, Tensor) or decay != 1
         if p.rounding == "nearest" and not has_decay:
-            old.sub_(self._if_taken(i, change, self._zero))
+            old.sub_(change)
             return
-        x = old.to(self._dtype, copy=True)
+        x = old.to(self._dtype)  # X itself where it has the statistics' precision
         compensation = self._state("compensation", i, block) if p.rounding == "kahan" else None
         if compensation is not None:
             x.add_(rounding.remainder(compensation, x))
         if has_decay:
             x.mul_(decay)
         x.sub_(change)
-        if p.rounding == "stochastic":
+        if compensation is not None:
+            new = x.to(old.dtype)
+            rest = rounding.lost(x, new)
+            old.copy_(self._if_taken(i, new, old))
+            compensation.copy_(self._if_taken(i, rest, compensation))
+        elif p.rounding == "stochastic":
             start = [0] * old.dim() if block is None else [s.start for s in block]
             place = tuple(a + b for a, b in zip(start, p.offset or (0,) * old.dim(), strict=True))
             number = rounding.elements(tuple(old.shape), p.shape, place, old.device)
             words = rounding.random_words(number, self._keys if self._on_host else tuple(k[i] for k in self._keys))
-            new = rounding.stochastic(x, old.dtype, words)
-        else:
-            new = x.to(old.dtype)
-        if compensation is not None:
-            compensation.copy_(self._if_taken(i, rounding.lost(x, new), compensation))
-        old.copy_(self._if_taken(i, new, old))
+            old.copy_(rounding.stochastic(x, old.dtype, words))
+        elif x is not old:
+            old.copy_(x)
 
 
 def _as_plain(g: Tensor, x: Tensor) -> Tensor:
-    """A gradient that is no plain tensor, for a parameter that is, as one: operations in place would do too much."""
+    """A gradient that is no plain tensor, for a parameter that is, as one: operations in place would do too much.
+
+    One that is wider than the statistics is converted: operations with both would be as wide.
+    """
+    g = g.to(statistics_dtype(x.dtype)) if g.dtype.itemsize > max(x.itemsize, 4) else g
     is_plain = type(g) in EXACT_TYPES or type(x) not in EXACT_TYPES
     return g if is_plain and not g._is_zerotensor() else torch.empty(g.shape, dtype=g.dtype, device=g.device).copy_(g)
