@@ -13,8 +13,7 @@ from adafactor.core.contract import EXACT_TYPES, Parameter
 from adafactor.core.factoring import Factored
 from adafactor.kernels.eager.executor import Executor
 
-SMALL = 2**14  # elements: up to this many, V̂ is packed on a device
-MOST = 2**8  # parameters side by side, so that what is packed stays smaller than a block
+SMALL = 2**14  # elements of a tensor whose V̂ is packed on a device; larger ones take their memory in blocks
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -27,7 +26,7 @@ def prepare(parameters: list[Parameter]) -> list[Executor]:
     alike: dict[Any, list[Parameter]] = {}
     for number, parameter in enumerate(parameters):
         alike.setdefault(_batch_of(parameter) or number, []).append(parameter)
-    return [Executor(members[i : i + MOST]) for members in alike.values() for i in range(0, len(members), MOST)]
+    return [Executor(members) for members in alike.values()]
 
 
 def _batch_of(p: Parameter) -> tuple[Any, ...] | None:

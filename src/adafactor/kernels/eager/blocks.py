@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adafactor.core import sums
 from adafactor.core.equations import Scalar
+from adafactor.core.factoring import drop
 
 Block = tuple[slice, ...] | None  # None: the tensor is one block
 
@@ -58,11 +59,8 @@ def sums_of_squares(g: Tensor, axes: Mapping[str, int], dtype: torch.dtype, shri
                 totals[key] = values
                 continue
             if key not in totals:
-                totals[key] = torch.zeros(
-                    g.shape[:axis] + g.shape[axis + 1 :], dtype=values.dtype, device=values.device
-                )
-            totals[key][block[:axis] + block[axis + 1 :]].add_(values)
-        del q  # before the next block's is made
+                totals[key] = values.new_zeros(drop(g.shape, axis))
+            totals[key][drop(block, axis)].add_(values)
     return totals
 
 

@@ -50,13 +50,10 @@ class Executor:
         self._factored = [p.factoring for p in members if isinstance(p.factoring, Factored)]
         packed = members[0].factoring.statistics if self._factored or len(members) > 1 else ()
         self._packs = {key: Pack([p.state[key] for p in members]) for key in packed}
+        self._axes = [{key: f.summed_axis(key) for key in packed} for f in self._factored]
         self._lengths = {key: self._scalars([f.shape[f.summed_axis(key)] for f in self._factored]) for key in packed}
-        self._roots: Any = None
-        if members[0].rounding == "stochastic":
-            pairs = [rounding.roots(p.settings.seed, p.number) for p in members]
-            self._roots = pairs[0] if self._on_host else tuple(torch.tensor(pairs, device=self._device).unbind(1))
-
-    # ---- the contract's verbs
+        roots = [rounding.roots(p.settings.seed, p.number) for p in members]
+        self._roots: Any = roots[0] if self._on_host else tuple(torch.tensor(roots, device=self._device).unbind(1))
 
     def begin(
         self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
@@ -73,16 +70,14 @@ class Executor:
         t = 1 + (float(steps[0].item()) if self._on_host else torch.stack(steps).to(self._wide))
         self._settings = settings[members[0].group]
         self.rates = self._settings.rates(t)
-        self._keys: Any = None if self._roots is None else rounding.keys(self._roots, t)
+        self._keys: Any = rounding.keys(self._roots, t) if members[0].rounding == "stochastic" else None
         self._run = self._phases()
 
     def moments(self) -> None:
-        """Run the algorithm to its first pause."""
+        """Run the algorithm to its next pause."""
         next(self._run, None)
 
-    def norms(self) -> None:
-        """Run it to its second pause."""
-        next(self._run, None)
+    norms = moments  # the second pause
 
     def apply_(self) -> None:
         """Run what is left of it."""
@@ -97,10 +92,8 @@ class Executor:
             self.apply_()
 
     def end(self) -> list[Parameter]:
-        """Let go of the gradients; count the steps that were skipped, as far as the host knows of them."""
+        """Let go of the gradients."""
         skipped, self._skipped = self._skipped, []
-        for parameter in skipped:
-            parameter.metrics.skipped += 1
         self.sums, self._grads, self._run = [], [], iter(())
         return skipped
 
@@ -126,6 +119,7 @@ class Executor:
             one.mean_row = first.shard.mean_row(rows, first.state.get("row"), self.rates.beta2, self.rates.w2)
         yield  # other ranks add their shares, into the same tensors
         if one.finite is False:  # on a CPU, where it is alone
+            first.metrics.skipped += 1
             self._skipped = [first]
             return
         flags = [one.finite for one in self.sums if isinstance(one.finite, Tensor)]  # all of them or none
@@ -164,8 +158,6 @@ class Executor:
             new, counts = torch.where(taken > 0, new, self._metrics[0]), counts + self._metrics[1]
         self._metrics = new, counts
 
-    # ---- what the algorithm asks for
-
     def g(self, i: int, block: Block) -> Tensor:
         """A block of G."""
         return part(self._grads[i], block)
@@ -175,13 +167,13 @@ class Executor:
         # G² fits float32 but a sum of it may not: where it is taken in float32, a power of two keeps it in range
         is_wide = self._device.type != "cpu" and self._wide == torch.float64
         shrink = 1.0 if is_wide else min(sums.shrink_of(p.shape) for p in self._members)
-        axes = [{key: f.summed_axis(key) for key in self._packs} for f in self._factored]
-        pairs = zip(self._grads, axes, strict=True)
-        totals = [sums_of_squares(g, over, self._dtype, shrink) for g, over in pairs]
+        totals = [
+            sums_of_squares(g, axes, self._dtype, shrink) for g, axes in zip(self._grads, self._axes, strict=True)
+        ]
         means: dict[str, Tensor] = {}
         for key, pack in self._packs.items():
             total, length = pack.join([total[key] for total in totals], self._wide), pack.spread(self._lengths[key])
-            here = length if len(totals) > 1 else self._grads[0].shape[axes[0][key]]  # of a shard, its share
+            here = length if len(totals) > 1 else self._grads[0].shape[self._axes[0][key]]  # of a shard, its share
             means[key] = (total / shrink + here * eps1) / length
         return means.get("row"), means.get("col")
 
@@ -231,8 +223,7 @@ class Executor:
 
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]:
         """ΣU², and ΣX² where it is wanted."""
-        u2 = self._norm(update, self._grads)
-        x = [p.x for p in self._members]
+        u2, x = self._norm(update, self._grads), [p.x for p in self._members]
         return u2, self._norm(lambda i, block: part(x[i], block), x) if self._members[0].measures_x else None
 
     def descend_(self, update: Blockwise, scale: Scalar, decay: Scalar, weight: Scalar) -> None:
@@ -263,9 +254,8 @@ class Executor:
 
     def _entries(self, value: Scalar) -> list[Any]:
         """The entry of a scalar for each parameter, in the precision that torch's operations in place want."""
-        if not isinstance(value, Tensor):
-            return [value] * len(self._members)
-        return list(value.to(self._dtype).expand(len(self._members)).unbind())
+        n = len(self._members)
+        return list(value.to(self._dtype).expand(n).unbind()) if isinstance(value, Tensor) else [value] * n
 
     def _blocks(self, how: str = "nearest") -> Iterator[tuple[int, Block]]:
         return ((i, block) for i, g in enumerate(self._grads) for block in blocks(g, how))
@@ -283,8 +273,7 @@ class Executor:
     def _norm(self, tensor: Blockwise, like: list[Tensor]) -> Scalar:
         """Σ of the squares of a tensor, in blocks that follow the memory of another one."""
         if self._on_host:
-            flat = (sums.in_memory_order(tensor(0, block)) for block in blocks(like[0]))
-            return sums.total([sums.sum_of_squares(t) for t in flat])
+            return sums.total([sums.sum_of_squares(sums.in_memory_order(tensor(0, b))) for b in blocks(like[0])])
         norms = []
         for i, t in enumerate(like):
             parts = [vector_norm(tensor(i, block), dtype=self._wide) for block in blocks(t)]
@@ -307,24 +296,19 @@ class Executor:
         x.sub_(change)
         if compensation is not None:
             new = x.to(old.dtype)
-            rest = rounding.lost(x, new)
             old.copy_(self._if_taken(i, new, old))
-            compensation.copy_(self._if_taken(i, rest, compensation))
+            compensation.copy_(self._if_taken(i, rounding.lost(x, new), compensation))
         elif p.rounding == "stochastic":
             start = [0] * old.dim() if block is None else [s.start for s in block]
             place = tuple(a + b for a, b in zip(start, p.offset or (0,) * old.dim(), strict=True))
-            number = rounding.elements(tuple(old.shape), p.shape, place, old.device)
-            words = rounding.random_words(number, self._keys if self._on_host else tuple(k[i] for k in self._keys))
-            old.copy_(rounding.stochastic(x, old.dtype, words))
+            keys = self._keys if self._on_host else tuple(key[i] for key in self._keys)
+            old.copy_(rounding.stochastic_part(x, old.dtype, p.shape, place, keys))
         elif x is not old:
             old.copy_(x)
 
 
 def _as_plain(g: Tensor, x: Tensor) -> Tensor:
-    """A gradient that is no plain tensor, for a parameter that is, as one: operations in place would do too much.
-
-    One that is wider than the statistics is converted: operations with both would be as wide.
-    """
+    """G no wider than the statistics, and a plain tensor if X is one: operations in place would do too much."""
     g = g.to(statistics_dtype(x.dtype)) if g.dtype.itemsize > max(x.itemsize, 4) else g
     is_plain = type(g) in EXACT_TYPES or type(x) not in EXACT_TYPES
     return g if is_plain and not g._is_zerotensor() else torch.empty(g.shape, dtype=g.dtype, device=g.device).copy_(g)
