@@ -80,7 +80,7 @@ Blockwise = Callable[..., Tensor]  # a large tensor of each parameter: called wi
 
 
 class Batch(Protocol):
-    """What `kernels/eager/batch.py` does for the algorithm: parameters that step side by side, on a CPU one."""
+    """What `kernels/eager/executor.py` does for the algorithm: parameters that step side by side, on a CPU one."""
 
     rates: Rates  # β̂₂ₜ, 1 − β̂₁ₜ, 1 − β̂₂ₜ and ρₜ (Algorithm 6)
     count: Scalar  # of X's elements

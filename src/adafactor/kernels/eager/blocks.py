@@ -17,7 +17,7 @@ Block = tuple[slice, ...] | None  # None: the tensor is one block
 
 BLOCK_CPU = 2**20  # elements: a float32 block is 4 MB and stays in a shared cache; smaller ones measured slower
 BLOCK_DEVICE = 3 * 2**24  # elements: a pass takes at most 12 bytes for each, 600 MB, and needs few launches
-ROUNDED = 4  # other roundings than to nearest take up to 32 bytes for each, so their blocks are so much smaller
+ROUNDED = 6  # other roundings than to nearest take up to 32 bytes for each, so their blocks are so much smaller
 
 
 def blocks(t: Tensor, rounding: str = "nearest") -> Iterator[Block]:
