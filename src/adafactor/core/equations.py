@@ -50,6 +50,19 @@ def average(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
     return old.to(new.dtype) * decay + new * weight
 
 
+def average_(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> None:
+    """Do the same in place of `old`, in its precision (Algorithm 5, line 4).
+
+    In float32, β̂ₜ near 1 and 1 − β̂ₜ no longer add up to 1, and a long run would drift: then only one of them is used.
+    """
+    if isinstance(weight, Tensor):
+        old.lerp_(new, weight)
+    elif weight < 0.5:
+        old.sub_(old, alpha=weight).add_(new, alpha=weight)
+    else:
+        old.mul_(decay).add_(new, alpha=weight)
+
+
 def row_scale(row: Tensor, mean: Tensor) -> Tensor:
     """(R/mean R)^−½: the rows' share of 1/√V̂, V̂ = R·C/mean(R) (Algorithm 4, line 7).
 

@@ -195,7 +195,8 @@ def _our_temporary(setting: Setting, shards: Sequence[Shard], situation: Situati
     if setting.momentum and setting.rounding == "nearest":
         element += FLOAT.itemsize  # the momentum where a step is taken, and zeros where it is not
     longest = BLOCK_DEVICE if setting.rounding == "nearest" else BLOCK_DEVICE // ROUNDED
-    block = max(min(prod(part), longest) for _, part in shards) * element
+    largest = max(prod(part) for _, part in shards)
+    block = max(min(largest, BLOCK_DEVICE) * FLOAT.itemsize, min(largest, longest) * element)  # the sums; the last pass
     return block + 3 * 8 * sum(map(_our_statistics, shards))  # means of all, packed, and averages, in double
 
 
