@@ -9,37 +9,31 @@ from dataclasses import asdict
 from pathlib import Path
 
 from adafactor.planning.communication import MODELS, plan_shards, shapes_of, traffic_table
-from adafactor.planning.memory import plan
+from adafactor.planning.memory import ADAMW_VARIANTS, SETTINGS, plan
 from adafactor.planning.models import PRESETS
-from adafactor.planning.optimizers import ADAMW_VARIANTS, SETTINGS
 from adafactor.planning.show import print_plan
 
+# of `adafactor.plan`: the options of the same names are passed on
 OPTIONS = ("settings", "budget", "device", "adamw", "batch", "tokens", "checkpointing", "lora")
+KNOWN = f"{', '.join(PRESETS)}; module:function; or a transformers config.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     add = parser.add_argument
-    add("models", nargs="*", help=f"{', '.join(PRESETS)}; module:function; or a transformers config.json")
+    add("models", nargs="*", help=KNOWN)
     add("--budget", metavar="SIZE", help="memory of a device, such as 24GiB (or 24G) or 24GB: what fits?")
-    add(
-        "--shards",
-        nargs="+",
-        type=int,
-        metavar="N",
-        help="how many devices share the model; also shows what a step sends between them",
-    )
+    shards = "how many devices share the model; also shows what a step sends between them"
+    add("--shards", nargs="+", type=int, metavar="N", help=shards)
     add("--batch", type=int, metavar="N", help="sequences on each device: adds an estimate of the activations")
     add("--tokens", type=int, metavar="N", help="tokens of each sequence, with --batch")
     add("--checkpointing", action="store_true", help="activations are computed again in backward, layer by layer")
     add("--lora", type=int, metavar="RANK", help="train LoRA's matrices of this rank, and freeze all else")
     add("--settings", nargs="+", metavar="KEY", help=f"show only these: {', '.join(SETTINGS)}")
-    add(
-        "--device",
-        help="where the step runs, such as cpu or cuda (default: the accelerator that torch finds, or the CPU)",
-    )
-    kinds = ADAMW_VARIANTS
-    add("--adamw", choices=kinds, default="fused", help="which of torch's AdamWs to count (default: %(default)s)")
+    where = "where the step runs, such as cpu or cuda (default: the accelerator that torch finds, or the CPU)"
+    add("--device", help=where)
+    which = "which of torch's AdamWs to count (default: %(default)s)"
+    add("--adamw", choices=ADAMW_VARIANTS, default="fused", help=which)
     add("--plot", type=Path, metavar="FILE", help="draw the plan of one model into this picture")
     add("--json", action="store_true", help="print all as JSON, in bytes")
 
@@ -51,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     shards = arguments.shards or [1]
     if not arguments.models and not arguments.shards:
-        raise ValueError(f"name a model: {', '.join(PRESETS)}; module:function; or a transformers config.json")
+        raise ValueError(f"name a model: {KNOWN}")
     if min(shards) < 1:
         raise ValueError(f"--shards {min(shards)} must be at least 1")
     if arguments.plot and (len(arguments.models), len(shards)) != (1, 1):
@@ -60,15 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ImportError(f"--plot {arguments.plot} needs matplotlib (pip install matplotlib)")
     options = {name: getattr(arguments, name) for name in OPTIONS}
     plans = [plan(model, shards=count, **options) for model in arguments.models for count in shards]
-    traffic = [plan_shards(model, shapes_of(model), count) for model in arguments.models or MODELS for count in shards]
+    sharded = arguments.models or MODELS if arguments.shards else ()
+    traffic = [plan_shards(model, shapes_of(model), count) for model in sharded for count in shards]
     if arguments.json:
-        sent = [asdict(item) for item in traffic] if arguments.shards else []
-        print(json.dumps({"plans": [item.as_dict() for item in plans], "traffic": sent}, indent=2))
+        record = {"plans": [item.as_dict() for item in plans], "traffic": [asdict(item) for item in traffic]}
+        print(json.dumps(record, indent=2))
     else:
         for item in plans:
             print_plan(item)
             print()
-        if arguments.shards:
+        if traffic:
             print("What each rank sends in a step, with FSDP2 and bfloat16 gradients:\n")
             print(traffic_table(traffic))
     if arguments.plot:
