@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Convert a checkpoint of another Adafactor or of AdamW into ours, or back.",
     ),
     "check": ("adafactor.cli.check", "Check the step on this GPU, and time it with --bench."),
-    "warm": ("adafactor.cli.warm", "Compile the step for CPUs now, so that no training waits for it."),
+    "warm": ("adafactor.cli.warm", "Compile the step now, for CPUs or for a GPU, so that no training waits for it."),
 }
 EXAMPLES = {
     "plan": """
@@ -44,6 +44,7 @@ EXAMPLES = {
     """,
     "warm": """
         adafactor warm                                     # while a container image is built
+        adafactor warm --device sm_90 --dtype bfloat16 --model llama-8b    # for H100s, which need not be here
     """,
 }
 BENCH_MOVED = (
