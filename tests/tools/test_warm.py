@@ -26,8 +26,8 @@ print("stepped")
 FILL = """
 from adafactor.check.selftest import TensorSpec
 from adafactor.cli import main, warm
-warm.TENSORS = (TensorSpec((16, 32)), TensorSpec((48,)))
-raise SystemExit(main("warm --device sm_90 --dtype bfloat16 --rounding stochastic".split()))
+warm.TENSORS = (TensorSpec((16, 512)), TensorSpec((48,)))
+raise SystemExit(main("warm --device sm_90 --dtype float32".split()))
 """
 LAUNCH = """
 import torch
@@ -47,8 +47,8 @@ driver.set_active(SimpleNamespace(
     get_current_target=target, get_current_device=lambda: 0, get_current_stream=lambda _: 7
 ))
 backend.INTERPRETED, executor.SHARED_MEMORY = True, 233472
-params = [torch.ones(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((900, 32), (160,), (20, 32))]
-optimizer = Adafactor(params, backend="triton", rounding="stochastic", lr=1e-3)
+params = [torch.ones(shape, requires_grad=True) for shape in ((900, 512), (160,), (20, 512))]
+optimizer = Adafactor(params, backend="triton", lr=1e-3)
 for _ in range(2):
     for p in params:
         p.grad = torch.ones_like(p)

@@ -32,6 +32,7 @@ EXAMPLES = {
         adafactor plan llama-8b --budget 80G --batch 4 --tokens 2048 --checkpointing
         adafactor plan llama-8b --budget 24G --lora 16     # with LoRA
         adafactor plan mymodel:build --shards 8            # your own model, on 8 devices
+        adafactor plan --shards 8 1024 --bandwidth 50GB --latency 10    # how long do the collectives of a step take?
     """,
     "migrate": """
         adafactor migrate optimizer.pt ours.pt --from transformers
@@ -63,6 +64,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with the line on stderr."""
         message = re.sub(r"invalid int value: (.*)", r"\1 must be a whole number", message)
+        message = re.sub(r"invalid float value: (.*)", r"\1 must be a number", message)
         self.exit(2, f"{self.prog}: {message}\n")
 
 

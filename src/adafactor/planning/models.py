@@ -145,7 +145,7 @@ def t5(layers: int, width: int, inner: int, heads: int, key: int = 64) -> Iterat
         yield (width,)
 
 
-# Llama 2: 7b, 13b; Llama 3: 8b, 70b; Llama 3.2: 1b, 3b. The first argument is the number of layers.
+# Llama 2: 7b, 13b; Llama 3: 8b, 70b; Llama 3.1: 405b; Llama 3.2: 1b, 3b. The first argument is the number of layers.
 PRESETS: dict[str, partial[Iterator[Shape]]] = {
     "gpt2": partial(gpt2, 12, 768),
     "gpt2-medium": partial(gpt2, 24, 1024),
@@ -164,6 +164,7 @@ PRESETS: dict[str, partial[Iterator[Shape]]] = {
     "llama-8b": partial(llama, 32, 4096, 14336, 1024, 128256, False),
     "llama-13b": partial(llama, 40, 5120, 13824, 5120, 32000, False),
     "llama-70b": partial(llama, 80, 8192, 28672, 1024, 128256, False),
+    "llama-405b": partial(llama, 126, 16384, 53248, 1024, 128256, False),
     "mistral-7b": partial(llama, 32, 4096, 14336, 1024, 32000, False),
 }
 
