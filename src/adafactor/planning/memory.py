@@ -1,4 +1,4 @@
-"""`adafactor.plan`: the bytes that training a model takes in each setting, part by part, from shapes alone.
+"""The bytes that training a model takes in each setting, part by part, from shapes alone.
 
 Temporaries of other optimizers follow their code line by line: what an expression makes while its operands live, and
 what a loop's variables still hold from the parameter before. All were measured (docs/plan.md). Ours are those of the
@@ -7,10 +7,9 @@ compiled step on a CPU, and of eager PyTorch elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,8 +17,7 @@ import torch
 from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
 from adafactor.kernels import memory_order
 from adafactor.kernels.eager.blocks import BLOCK_DEVICE, ROUNDED
-from adafactor.planning.models import Model, Shape, find
-from adafactor.planning.show import Bytes, Line, Plan, Situation, parse_size
+from adafactor.planning.models import Model, Shape
 
 FLOAT, SHORT = torch.float32, torch.bfloat16
 ADAMW_VARIANTS = ("fused", "foreach", "loop")
@@ -35,97 +33,59 @@ BLOCK_BYTES = {
 }
 
 
-def plan(
-    model: torch.nn.Module | str | Path,
-    *,
-    settings: Iterable[str] | None = None,
-    shards: int = 1,
-    budget: int | str | None = None,
-    device: str | None = None,
-    adamw: str = "fused",
-    batch: int | None = None,
-    tokens: int | None = None,
-    checkpointing: bool = False,
-    lora: int | None = None,
-) -> Plan:
-    """Compute the memory that training a model takes, before there is any: weights, gradients, state and temporaries.
+@dataclass(frozen=True)
+class Bytes:
+    """The parts of a plan, in bytes. Activations are an estimate, and only there when a batch is given."""
 
-    Floating-point parameters are taken in the dtype that each setting names, other ones as they are. Tied parameters
-    count once; frozen ones have no gradient and no state. Activations count if `batch` and `tokens` are given.
+    weights: int = 0
+    master: int = 0  # float32 copies of 16-bit weights, which the optimizer steps
+    gradients: int = 0
+    statistics: int = 0  # of the gradients' squares, and the counts of steps
+    momentum: int = 0
+    rounding: int = 0  # Kahan's compensation
+    temporary: int = 0  # the most that a step, or the sum of a tied parameter's gradients, holds for a moment
+    buffers: int = 0
+    activations: int = 0
 
-    Args:
-        model: a torch.nn.Module, on the meta device if you like; the name of a preset (`"gpt2-xl"`, `"llama-7b"`, …);
-            `"module:function"`, which returns a module; or the path of a transformers `config.json`.
-        settings: which settings, by the keys of `adafactor.planning.SETTINGS`; all if not given.
-        shards: the number of devices among which FSDP2 cuts every parameter, along its first axis.
-        budget: the memory of a device: `"24GiB"` or `"24G"`, `"24GB"`, or a number of bytes.
-        device: where the step runs, `"cpu"` or e.g. `"cuda"`: our step has other temporaries there. If not given,
-            the accelerator that torch finds, else the CPU.
-        adamw: which of torch's AdamWs: `"fused"` needs no temporary, `"foreach"` (torch's default on CUDA) one copy of
-            all parameters, `"loop"` (its default on a CPU) two of the largest.
-        batch: how many sequences a device takes at once; with `tokens`, an estimate of the activations is added.
-        tokens: how many tokens a sequence has.
-        checkpointing: whether activations are computed again in backward, layer by layer.
-        lora: the rank of LoRA's matrices beside every matrix of the layers; all other weights are frozen.
+    @property
+    def total(self) -> int:
+        """All parts together: the peak of a training step."""
+        return self.sum(PARTS)
 
-    Returns:
-        The plan: `print` it, ask its `lines`, its `advice` or `as_dict()`, or `plot` it.
-
-    Examples:
-        >>> gpt2 = plan("gpt2")
-        >>> gpt2.line("adamw-float32").whole.statistics
-        497759824
-        >>> gpt2.line("adafactor-float32").whole.statistics
-        1287060
-    """
-    for name, number in {"shards": shards, "batch": batch, "tokens": tokens, "lora": lora}.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name}={number!r} must be an integer of at least 1")
-    if (batch is None) != (tokens is None) or (checkpointing and batch is None):
-        raise ValueError(f"batch={batch!r}, tokens={tokens!r}: activations need both to be estimated")
-    if adamw not in ADAMW_VARIANTS:
-        raise ValueError(f"adamw={adamw!r} must be one of {', '.join(map(repr, ADAMW_VARIANTS))}")
-    keys = list(SETTINGS if settings is None else settings)
-    if unknown := [key for key in keys if key not in SETTINGS]:
-        raise ValueError(f"unknown setting {unknown[0]!r}; there are {', '.join(SETTINGS)}")
-    situation = Situation(_device(device), adamw, batch or 0, tokens or 0, checkpointing, lora or 0)
-    limit = None if budget is None else parse_size(budget)
-    description = find(model)
-    if lora:
-        description = description.with_lora(lora)
-    result = _plan(description, keys, situation, shards, limit)
-    return result if result.fitting else replace(result, alternative=_alternative(result, description))
+    def sum(self, parts: tuple[str, ...]) -> int:
+        """Add up some parts."""
+        return sum(getattr(self, part) for part in parts)
 
 
-def _plan(model: Model, keys: Iterable[str], situation: Situation, shards: int, budget: int | None) -> Plan:
-    lines = tuple(_line(model, SETTINGS[key], situation, shards) for key in keys)
-    trained = sum(w.count for w in model.trained)
-    return Plan(model.name, model.parameters, trained, len(model.weights), lines, shards, situation, budget)
+PARTS = tuple(part.name for part in fields(Bytes))
 
 
-def _alternative(plan: Plan, model: Model) -> Plan | None:
-    """The first plan in which something fits: with checkpointing, smaller batches, then more and more devices."""
-    how, keys = plan.situation, [line.key for line in plan.lines]
-    batches = [how.batch >> power for power in range(how.batch.bit_length())] or [0]
-    ways = [how.checkpointing, True] if how.batch and model.layers else [how.checkpointing]
-    tries = [(plan.shards, batch) for batch in batches] + [(plan.shards << power, how.batch) for power in range(1, 11)]
-    for shards, batch in tries:
-        for checkpointing in dict.fromkeys(ways):
-            changed = replace(how, batch=batch, checkpointing=checkpointing)
-            other = _plan(model, keys, changed, shards, plan.budget)
-            if other.fitting:
-                return other
-    return None
+@dataclass(frozen=True)
+class Situation:
+    """Where and how training runs."""
+
+    device: str = "cpu"  # our compiled step is for the CPU; everywhere else ours is eager PyTorch in blocks
+    adamw: str = "fused"
+    batch: int = 0  # sequences on each device; 0: activations are not counted
+    tokens: int = 0  # of each sequence
+    checkpointing: bool = False
+    lora: int = 0  # the rank; 0: all weights are trained
 
 
-def _device(device: str | None) -> str:
-    if device is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return "cpu" if accelerator is None else accelerator.type
-    try:
-        return torch.device(device).type
-    except RuntimeError as wrong:
-        raise ValueError(f"device={device!r} must be a device that torch knows, such as 'cpu' or 'cuda'") from wrong
+@dataclass(frozen=True)
+class Line:
+    """The memory that one setting takes."""
+
+    key: str
+    label: str
+    whole: Bytes  # on one device
+    device: Bytes | None  # on the fullest of them; None if the optimizer cannot step sharded parameters
+    note: str = ""
+    write: tuple[str, ...] = ()  # the lines of code for one of our settings
+
+    def left(self, budget: int) -> int | None:
+        """What remains of a device's memory; below zero if it is not enough, None if it cannot be sharded."""
+        return None if self.device is None else budget - self.device.total
 
 
 class Shard(NamedTuple):
@@ -181,7 +141,8 @@ class Setting:
         return tuple(line for line, is_needed in lines.items() if is_needed)
 
 
-def _line(model: Model, setting: Setting, situation: Situation, shards: int) -> Line:
+def line_of(model: Model, setting: Setting, situation: Situation, shards: int) -> Line:
+    """Count the bytes of one setting, on one device and on each of so many."""
     device = None if shards > 1 and setting.unsharded else _bytes(model, setting, situation, shards)
     whole = _bytes(model, setting, situation, 1) if shards > 1 or device is None else device
     note = setting.unsharded if device is None else ""

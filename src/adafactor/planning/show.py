@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import Any
+
+from adafactor.planning.memory import PARTS, Bytes, Line, Situation
 
 ADVICE = ("adafactor-float32", "adafactor-stochastic", "adafactor-backward")  # the first that fits
 NO_TERMINAL = 100  # columns, where there is no terminal and COLUMNS is not set
@@ -16,66 +18,11 @@ NOT_COUNTED = "what a framework gathers or reduces between devices, and what an 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """The parts of a plan, in bytes. Activations are an estimate, and only there when a batch is given."""
-
-    weights: int = 0
-    master: int = 0  # float32 copies of 16-bit weights, which the optimizer steps
-    gradients: int = 0
-    statistics: int = 0  # of the gradients' squares, and the counts of steps
-    momentum: int = 0
-    rounding: int = 0  # Kahan's compensation
-    temporary: int = 0  # the most that a step, or the sum of a tied parameter's gradients, holds for a moment
-    buffers: int = 0
-    activations: int = 0
-
-    @property
-    def total(self) -> int:
-        """All parts together: the peak of a training step."""
-        return self.sum(PARTS)
-
-    def sum(self, parts: tuple[str, ...]) -> int:
-        """Add up some parts."""
-        return sum(getattr(self, part) for part in parts)
-
-
-PARTS = tuple(part.name for part in fields(Bytes))
 # a mark for each part of a bar, and a colour that can be told from its neighbours'
 MARKS = dict(zip(PARTS, "█▓▒░▚▞·=+", strict=True))
 COLOURS = dict(
     zip(PARTS, "#33508a #7b98d1 #d98b3a #3d9970 #8cc7a7 #a05ba0 #b0b0b0 #707070 #c94f4f".split(), strict=True)
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Situation:
-    """Where and how training runs."""
-
-    device: str = "cpu"  # our compiled step is for the CPU; everywhere else ours is eager PyTorch in blocks
-    adamw: str = "fused"
-    batch: int = 0  # sequences on each device; 0: activations are not counted
-    tokens: int = 0  # of each sequence
-    checkpointing: bool = False
-    lora: int = 0  # the rank; 0: all weights are trained
-
-
-@dataclass(frozen=True)
-class Line:
-    """The memory that one setting takes."""
-
-    key: str
-    label: str
-    whole: Bytes  # on one device
-    device: Bytes | None  # on the fullest of them; None if the optimizer cannot step sharded parameters
-    note: str = ""
-    write: tuple[str, ...] = ()  # the lines of code for one of our settings
-
-    def left(self, budget: int) -> int | None:
-        """What remains of a device's memory; below zero if it is not enough, None if it cannot be sharded."""
-        return None if self.device is None else budget - self.device.total
 
 
 @dataclass(frozen=True)
@@ -192,17 +139,10 @@ class Plan:
         for i, part in enumerate(PARTS):
             lengths, starts = ([size.sum(parts) / 2**30 for _, size in bars] for parts in ((part,), PARTS[:i]))
             if any(lengths):
-                axes.barh(labels, lengths, left=starts, color=COLOURS[part], label=part, height=0.7)
-        for place, (_, size) in enumerate(bars):
-            axes.annotate(
-                format_size(size.total),
-                (size.total / 2**30, place),
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # over the line of the budget
-            )
+                drawn = axes.barh(labels, lengths, left=starts, color=COLOURS[part], label=part, height=0.7)
+        if bars:
+            white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # over the line of the budget
+            axes.bar_label(drawn, [format_size(size.total) for _, size in bars], padding=4, fontsize=8, bbox=white)
         if self.budget is not None:
             axes.axvline(self.budget / 2**30, color="black", linestyle="--", linewidth=1)
             axes.text(self.budget / 2**30, -0.75, f" {format_size(self.budget)}", fontsize=8)
