@@ -81,7 +81,8 @@ class Plan:
         """Return all of it as `--json` prints it: numbers are bytes."""
         lines = []
         for line in self.lines:
-            record = asdict(line) | {"left": None if self.budget is None else line.left(self.budget)}
+            left = None if self.budget is None else line.left(self.budget)
+            record = asdict(line) | {"left": left, "write": list(line.write)}
             for name, size in {"device": line.device, "whole": line.whole}.items():
                 record[name] = size and record[name] | {"total": size.total}
             lines.append(record)
