@@ -170,7 +170,8 @@ def run(arguments: argparse.Namespace) -> int:
             print_plan(item)
             print()
         if traffic:
-            print("Computed, not measured: what each rank sends in a step, with FSDP2 and bfloat16 gradients\n")
+            links = f", on links of {arguments.bandwidth}/s and {arguments.latency:g} microseconds" if link else ""
+            print(f"Computed, not measured: what each rank sends in a step, with FSDP2 and bfloat16 gradients{links}\n")
             print(traffic_table(traffic))
     if arguments.plot:
         plans[0].plot(arguments.plot)
