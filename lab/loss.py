@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.products import product, weight_gradient
+
 
 class SmoothedCrossEntropy(torch.autograd.Function):
     """Mean over N of log Σ exp(z) − (1 − ε)·z_y − ε·mean(z), where z = x·Wᵀ."""
@@ -18,8 +20,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
         """The loss of x (N, d) with weight (V, d) for target (N,)."""
-        product = x @ weight.T  # (N, V); under autocast in 16 bits
-        logits = product.float() if product.dtype in (torch.bfloat16, torch.float16) else product
+        outputs = product(x, weight)  # (N, V); under autocast in 16 bits
+        logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
         count, size = logits.shape
         wanted = (1 - smoothing) * logits.gather(1, target[:, None])[:, 0] + smoothing * logits.mean(1)  # (N,)
         top = logits.amax(1, keepdim=True)
@@ -30,7 +32,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         gradient = exps.mul_(1 / (count * total)).sub_(smoothing / (size * count))
         rows = torch.arange(count, device=x.device)
         gradient[rows, target] -= (1 - smoothing) / count
-        ctx.save_for_backward(x, weight, gradient.to(product.dtype))
+        ctx.save_for_backward(x, weight, gradient.to(outputs.dtype))
         return loss
 
     @staticmethod
@@ -38,7 +40,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         """Gradients by x and weight."""
         x, weight, gradient = ctx.saved_tensors
         (scale,) = outer
-        by_x, by_weight = gradient @ weight.to(gradient.dtype), gradient.T @ x.to(gradient.dtype)
+        by_x = product(gradient, weight.to(gradient.dtype).T)
+        by_weight = weight_gradient(gradient, x.to(gradient.dtype))
         return scale * by_x.to(x.dtype), scale * by_weight.to(weight.dtype), None, None
 
 

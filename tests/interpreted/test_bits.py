@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-import adafactor
 from adafactor import Adafactor
 from adafactor.core import rounding
 from adafactor.kernels.triton import executor
@@ -89,23 +86,6 @@ def test_programs_may_run_in_any_order(order: str, keywords: dict[str, object]) 
     found = run(**keywords)  # type: ignore[arg-type]
     before = first_seen.setdefault(str(keywords), found)
     assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
-
-
-def test_a_tensor_alone_inside_backward_and_among_others_takes_the_same_step() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(24, 32), torch.nn.Linear(32, 16), torch.nn.Linear(16, 3))
-    other = copy.deepcopy(model)
-    together = Adafactor(model.parameters(), backend="triton")
-    apart = Adafactor(other.parameters(), backend="triton")
-    adafactor.step_in_backward(other, apart)
-    for seed in range(3):
-        x = torch.randn(5, 24, generator=torch.Generator().manual_seed(seed))
-        model(x).square().mean().backward()
-        together.step()
-        together.zero_grad()
-        other(x).square().mean().backward()
-        apart.step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

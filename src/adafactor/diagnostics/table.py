@@ -22,8 +22,8 @@ AROUND = 8  # lines that a table takes besides its rows
 class Live:
     """Shows every report that a `Watch` hands it; `pip install "rich>=14.1"` brings what it needs.
 
-    In a terminal a table that stays in its place; where the output goes to a file, one line a report and the table at
-    the end. What `diagnose` says of the last ten reports stands below the table.
+    In a terminal it is a table that updates in place; in a file it is one line per report, and the table at the end.
+    What `diagnose` says of the last ten reports stands below the table.
 
     Args:
         console: a `rich.console.Console`, to write elsewhere than to the standard output.
