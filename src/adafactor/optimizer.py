@@ -40,7 +40,8 @@ def _as_given(init: Callable[P, None]) -> Callable[P, None]:
         for name in keywords.keys() & FOREIGN.keys():
             raise TypeError(
                 f"Adafactor has no keyword {name!r}; here it is {FOREIGN[name]}. "
-                "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor"
+                "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor,"
+                " and the class adafactor.hf.Adafactor those of transformers'"
             )
         params = keywords["params"] if "params" in keywords else args[1] if len(args) > 1 else ()
         groups = [item for item in params if isinstance(item, dict)] if isinstance(params, (list, tuple)) else []

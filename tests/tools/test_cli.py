@@ -105,7 +105,7 @@ def test_ctrl_c_in_any_command_is_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module(COMMANDS[name][0]), "run", interrupted)
-    files = "in.pt out.pt --from torch" if name == "migrate" else ""
+    files = {"migrate": "in.pt out.pt --from torch", "run": "train.py"}.get(name, "")
     assert said(f"{name} {files}", capsys) == (130, "", f"adafactor {name}: interrupted\n")
 
 

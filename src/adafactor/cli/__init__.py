@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Convert a checkpoint of another Adafactor or of AdamW into ours, or back.",
     ),
     "check": ("adafactor.cli.check", "Check the step on this GPU, and time it with --bench."),
+    "run": ("adafactor.cli.run", "Run a training script with this Adafactor in place of transformers'."),
     "warm": ("adafactor.cli.warm", "Compile the step now, for CPUs or for a GPU, so that no training waits for it."),
 }
 EXAMPLES = {
@@ -42,6 +43,10 @@ EXAMPLES = {
     "check": """
         adafactor check                                    # does the GPU compute the right steps?
         adafactor check --bench --output result.json       # and how fast? Writes what to send with an issue
+    """,
+    "run": """
+        adafactor run train.py --optim adafactor           # also: accelerate launch -m adafactor run train.py
+        adafactor run --set rounding=stochastic --step-in-backward -m trl.scripts.sft --optim adafactor
     """,
     "warm": """
         adafactor warm                                     # while a container image is built

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
@@ -144,8 +144,8 @@ def from_text(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_text(value: Any) -> Any:
     """Return the number, pair, True, False or None that a text says; anything else, also a word, as it is."""
-    if type(value) in (list, tuple):
-        return type(value)(map(read_text, value))
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):  # also OmegaConf's, which Hydra hands over
+        return (list if type(value) is list else tuple)(map(read_text, value))
     if not isinstance(value, str):
         return value
     try:
