@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
 from adafactor.check.timing import Launches
-from adafactor.planning.models import Shape, gpt2, llama, resnet50
+from adafactor.planning.models import Shape, gpt2, llama
 from benchmarks.gpu import moved
+from benchmarks.suites import resnet50
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
