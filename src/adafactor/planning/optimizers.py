@@ -208,7 +208,7 @@ def _our_statistics(shard: Shard) -> int:
 
 
 def compiled_vectors(shard: Shard) -> int:
-    """The bytes that the compiled step reserves for a contiguous parameter (`memory_order.scratch_lengths`)."""
+    """The bytes that the compiled step reserves for a contiguous parameter (`MemoryOrder.lengths`)."""
     factoring, part = find_factoring(shard.whole, "outer"), shard.part
     strides = tuple(prod(part[axis + 1 :]) for axis in range(len(part)))
     if isinstance(factoring, Factored):
