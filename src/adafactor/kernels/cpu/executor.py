@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -176,10 +176,9 @@ class Executor:
         """Views of the means of G² + ε₁ in the scratch."""
         assert self.scratch is not None and isinstance(p.factoring, Factored)
         means = {}
-        for offset, summed in ((job["row"], order.axes[1]), (job["col"], order.axes[0])):
-            key = "row" if summed == p.factoring.col_axis else "col"
+        for field, key, summed in _factors(p.factoring, order):
             if key in p.state:
-                start = (int(job["scratch"] + offset) - self.scratch.data_ptr()) // 8
+                start = (int(job["scratch"] + job[field]) - self.scratch.data_ptr()) // 8
                 sizes, axes = [p.x.shape[axis] for axis in order.order if axis != summed], _without(order.order, summed)
                 vector = self.scratch[start : start + prod(sizes)].view(sizes)
                 means[key] = vector.permute([axes.index(axis) for axis in range(len(axes))])
@@ -216,15 +215,13 @@ class Executor:
         """Describe which axes are P and Q, and where R along P and C along Q lie."""
         first, second = order.axes
         job["n_rows"], job["n_cols"] = factoring.shape[first], factoring.shape[second]
-        swapped = first == factoring.col_axis  # P is the paper's column axis
-        if swapped:
+        if first == factoring.col_axis:  # P is the paper's column axis
             job["estimator"], job["swapped"] = SWAPPED[int(job["estimator"])], 1
-        for key, gone, field in (("row", second, "row"), ("col", first, "col")):
-            name = {"row": "col", "col": "row"}[key] if swapped else key
-            if name in parameter.state:
-                factor = parameter.state[name]
+        for field, key, summed in _factors(factoring, order):
+            if key in parameter.state:
+                factor = parameter.state[key]
                 job[f"{field}_state"] = factor.data_ptr()
-                in_order = factor.permute(_without(order.order, gone))
+                in_order = factor.permute(_without(order.order, summed))
                 if not in_order.is_contiguous():
                     offsets = _offsets(in_order)
                     self.offsets.append(offsets)
@@ -245,6 +242,12 @@ def _order(parameter: Parameter) -> MemoryOrder:
     return order
 
 
+def _factors(factoring: Factored, order: MemoryOrder) -> Iterator[tuple[str, str, int]]:
+    """The fields of a job for R along P and C along Q, which factors of the state these are, the axes summed over."""
+    for field, summed in zip(("row", "col"), reversed(order.axes), strict=True):
+        yield field, "row" if summed == factoring.col_axis else "col", summed
+
+
 def _without(order: tuple[int, ...], gone: int) -> list[int]:
     """The order of the axes that are left when one is gone, numbered anew."""
     return [axis - (axis > gone) for axis in order if axis != gone]
@@ -252,7 +255,5 @@ def _without(order: tuple[int, ...], gone: int) -> list[int]:
 
 def _offsets(t: Tensor) -> Any:
     """Where each element of a tensor, row by row, lies in its memory."""
-    offsets = torch.zeros((), dtype=torch.int64, device="cpu")
-    for size, stride in zip(t.shape, t.stride(), strict=True):
-        offsets = offsets.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
-    return offsets.reshape(-1).numpy()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return torch.arange(span, device="cpu").as_strided(t.shape, t.stride()).reshape(-1).numpy()

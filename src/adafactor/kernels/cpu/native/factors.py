@@ -43,7 +43,7 @@ def means_of_sums(job: Job) -> None:
     wanted = size if jobs.energy_in_first_pass(job) else 0
     for b in range(job.B):
         col = view(job.scratch + job.col, b * size, size, np.float64)
-        fill(col, 0, size, job.P * job.eps1)
+        fill(col, job.P * job.eps1)
         energy = view(job.scratch + job.column_energy, b * job.chunks * size, wanted, np.float64)
         for chunk in range(b * job.chunks, (b + 1) * job.chunks):
             add(col, view(job.scratch + job.partial, chunk * size, size, np.float64))
@@ -62,12 +62,12 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, kind: Kind
     largest = 3.4028234663852886e38 if jobs.is_single(job) else 1.7976931348623157e308
     row, line = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
     size, total, wanted = job.chunks * job.S * line, 0.0, jobs.energy_in_first_pass(job)
-    fill(row, 0, len(row), 0.0)
+    fill(row, 0.0)
     for b in range(job.B):
         partial = view(job.scratch + job.partial, b * size, size, np.float64)
         energy = view(job.scratch + job.column_energy, b * size, size if wanted else 0, np.float64)
-        fill(partial, 0, size, 0.0)
-        fill(energy, 0, len(energy), 0.0)
+        fill(partial, 0.0)
+        fill(energy, 0.0)
         for p in range(job.P):
             for s in range(job.S):
                 r = (p * job.S + s) * job.K
@@ -99,7 +99,7 @@ def factors(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     row_scale = view(job.scratch + job.row_scale, 0, len(row), kind.stat)
     col_scale = view(job.scratch + job.col_scale, 0, len(col), kind.stat)
     means = view(job.scratch + job.means, 0, job.B * batch, np.float64)
-    fill(means, 0, len(means), 1.0)
+    fill(means, 1.0)
     if job.estimator != jobs.COLUMN:
         old = view(job.scratch + job.row_scale, 0, len(row), np.float64)
         _average(row, job.row_state, job.row_offsets, old, job.beta2, job.w2, kind.stat)
@@ -107,17 +107,17 @@ def factors(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
             _normalise(row, job.B, job.P, batch, job.known_mean, means)
         _inverse_root(row, row_scale)
     else:
-        fill(row_scale, 0, len(row), narrow(1.0, kind.stat))
+        fill(row_scale, 1.0)
     if job.estimator != jobs.ROW:
         old = view(job.scratch + job.col_scale, 0, len(col), np.float64)
         _average(col, job.col_state, job.col_offsets, old, job.beta2, job.w2, kind.stat)
         if job.estimator == jobs.OUTER and job.swapped:
             _normalise(col, job.B * job.S, job.Q, job.K, job.known_mean, means)
-            fill(means, 0, len(means), 1.0)  # C has been divided by them
+            fill(means, 1.0)  # C has been divided by them
         _inverse_root(col, col_scale)
     else:
-        fill(col, 0, len(col), 1.0)
-        fill(col_scale, 0, len(col), narrow(1.0, kind.stat))
+        fill(col, 1.0)
+        fill(col_scale, 1.0)
     if jobs.energy_in_first_pass(job):
         job.u2 = energy_of_columns(job, col, means)
 

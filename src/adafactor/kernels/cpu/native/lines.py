@@ -338,9 +338,9 @@ def gather_slices(tile: Array, count: int, row: Array, first: int) -> None:
 
 
 @exactly
-def fill(values: Array, first: int, last: int, number: float) -> None:
-    """Set some of the values to a number."""
-    for j in range(first, last):
+def fill(values: Array, number: float) -> None:
+    """Set all values to a number."""
+    for j in range(len(values)):
         values[j] = number
 
 

@@ -58,29 +58,26 @@ def _sum_chunk(
         view(scratch, size, energy_size, kind.stat),
         view(scratch, 2 * size, 4 * jobs.stretch_length(job), kind.stat),
     )
-    lines.fill(sums.row, start * per_row, stop * per_row, 0.0)
-    _clear(col, energy)
+    lines.fill(sums.row[start * per_row : stop * per_row], 0.0)
+    lines.fill(col, 0.0)
+    lines.fill(energy, 0.0)
     quarter = (stop - start) // 4
     for top in range(0, quarter, jobs.TALL // 4):
-        _clear(sums.col, sums.energy)
+        lines.fill(sums.col, 0.0)
+        lines.fill(sums.energy, 0.0)
         for i in range(top, min(quarter, top + jobs.TALL // 4)):
             for s in range(job.S):
                 sum_four(job, start + i, quarter, s, sums, kind)
         lines.add(col, sums.col)
         lines.add(energy, sums.energy)
-    _clear(sums.col, sums.energy)
-    for p in range(start + 4 * quarter, stop):
-        for s in range(job.S):
-            sum_one(job, p, s, sums, kind)
-    lines.add(col, sums.col)
-    lines.add(energy, sums.energy)
-
-
-@summing
-def _clear(col: Array, energy: Array) -> None:
-    """Set the columns' sums and energies to zero."""
-    lines.fill(col, 0, len(col), narrow(0.0, col[0]))
-    lines.fill(energy, 0, len(energy), narrow(0.0, energy[0]))
+    if start + 4 * quarter < stop:
+        lines.fill(sums.col, 0.0)
+        lines.fill(sums.energy, 0.0)
+        for p in range(start + 4 * quarter, stop):
+            for s in range(job.S):
+                sum_one(job, p, s, sums, kind)
+        lines.add(col, sums.col)
+        lines.add(energy, sums.energy)
 
 
 @summing
@@ -132,7 +129,7 @@ def _sum_four_in_tiles(job: Job, p: int, quarter: int, s: int, sums: Sums, kind:
     g, step = sums.b * job.gb + p * job.gp + s * job.gs, quarter * job.gp
     line, size = job.Q * job.K, len(sums.tiles) // 4
     tiles = sums.tiles[:size], sums.tiles[size : 2 * size], sums.tiles[2 * size : 3 * size], sums.tiles[3 * size :]
-    lines.fill(sums.tiles, 0, len(sums.tiles), narrow(0.0, kind.stat))
+    lines.fill(sums.tiles, 0.0)
     for q in range(0, line, size):
         width = min(size, line - q)
         col = view(sums.col.ctypes.data, s * line + q, width, kind.stat)
@@ -150,7 +147,7 @@ def _sum_one_in_tiles(job: Job, p: int, s: int, sums: Sums, kind: Kind) -> None:
     """Do the same for one line of short slices."""
     g, line, size = sums.b * job.gb + p * job.gp + s * job.gs, job.Q * job.K, len(sums.tiles) // 4
     tile = sums.tiles[:size]
-    lines.fill(tile, 0, size, narrow(0.0, kind.stat))
+    lines.fill(tile, 0.0)
     col = view(sums.col.ctypes.data, s * line, line, kind.stat)
     lines.squares_in_tiles(view(job.g, g, line, kind.g), col, tile)
     _from_sums_to_scales(job, p, s, sums, tile, kind.stat)
