@@ -98,20 +98,22 @@ def _step_one(
 @summing
 def apply_one_by_one(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Step a chunk of X that is rounded to nearest."""
-    _apply_line_by_line(job, phase, chunk, scratch, _step_in_place, kind)
+    _apply_line_by_line(job, phase, chunk, scratch, jobs.stretch_length(job), _step_in_place, kind)
 
 
 @summing
 def apply_rounded(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Step a chunk of X that is rounded stochastically or with compensation."""
-    _apply_line_by_line(job, phase, chunk, scratch, _step_rounded, kind)
+    _apply_line_by_line(job, phase, chunk, scratch, jobs.tile_length(job), _step_rounded, kind)
 
 
 @summing
-def _apply_line_by_line(job: Job, phase: int, chunk: int, scratch: int, step: Callable[..., None], kind: Kind) -> None:
-    """Step a chunk of X, stretch by stretch; each is told the number of its first element."""
-    rates, of, size = rates_of(job, phase, kind.stat), jobs.numerator(job), jobs.stretch_length(job)
-    tile, values = view(scratch, 0, size, kind.stat), view(scratch, size, size, kind.stat)
+def _apply_line_by_line(
+    job: Job, phase: int, chunk: int, scratch: int, size: int, step: Callable[..., None], kind: Kind
+) -> None:
+    """Step a chunk of X, `size` numbers at a time; each stretch is told the number of its first element."""
+    rates, of = rates_of(job, phase, kind.stat), jobs.numerator(job)
+    tile = view(scratch, 0, size, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
@@ -119,6 +121,7 @@ def _apply_line_by_line(job: Job, phase: int, chunk: int, scratch: int, step: Ca
             row = kind.row_scale(job, line, narrow(1.0, kind.stat), tile, kind.stat)
             for q in range(0, job.Q * job.K, size):
                 part = jobs.stretch_at(job, of, line, q, size, kind)
+                values = view(scratch, size, len(part.x), kind.stat)
                 step(job, part, row, rates, values, number + q * job.nq)
 
 
@@ -131,7 +134,6 @@ def _step_in_place(job: Job, part: Stretch, row: Scale, rates: Rates, values: Ar
 @exactly
 def _step_rounded(job: Job, part: Stretch, row: Scale, rates: Rates, values: Array, number: int) -> None:
     """Step a stretch of X by way of numbers to compute with."""
-    values = values[: len(part.x)]
     _load(job, values, part)
     lines.descend(values, part, row, job.momentum == jobs.OF_UPDATE, rates)
     _store(job, part, values, number, job.nq)

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
     x: Any
     g: Any
     stat: Any
-    sum: Any  # the type in which squares are summed again if that of the statistics has no room for them: double
+    sum: Any  # in which squares are summed: the statistics' type, or double where that has no room for them
     row_scale: Any  # `lines.scale_of_line`, or `lines.scales_of_slices` where lines consist of slices
 
 

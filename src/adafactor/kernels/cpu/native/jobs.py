@@ -276,18 +276,21 @@ def flat_at(job: Job, start: int, size: int, kind: Kind) -> Flat:
 
 
 @summing
-def stretch_length(job: Job) -> int:
-    """Return how many numbers of a line are looked at together: WIDTH, or where slices are short (K > 1) a tile.
+def tile_length(job: Job) -> int:
+    """Return the length of a tile: 2ⁱ·K numbers, about WIDTH/4.
 
-    A tile is 2ⁱ·K numbers, about WIDTH/4. That is long enough to vectorise when K is small; and a power of two of
-    slices can be filled by doubling.
+    That is long enough to vectorise when K is small; and a power of two of slices can be filled by doubling.
     """
-    if job.K == 1:
-        return WIDTH
     size = job.K
     while 2 * size <= min(job.Q * job.K, WIDTH // 4):
         size *= 2
     return size
+
+
+@summing
+def stretch_length(job: Job) -> int:
+    """Return how many numbers of a line are looked at together: WIDTH, or a tile where slices are short (K > 1)."""
+    return WIDTH if job.K == 1 else tile_length(job)
 
 
 @as_written

@@ -6,7 +6,6 @@ is a tile of such numbers, as long as the stretch of the line that is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, v
 from adafactor.kernels.cpu.native.jobs import Flat, Job, Line, Stretch
 
 Scale = float | Array
-ScalesOf = Callable[[Job, Line, float, Array, Any], Scale]
 Four = tuple[Array, Array, Array, Array]
 
 
@@ -168,12 +166,14 @@ def descend(x: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates) -
     The scale comes last: with 1/√R alone it may leave float32 where U does not.
     """
     m, g, col, decay = part.m, part.g, part.col, rates.decay
-    for j in range(len(x)):
-        u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
-        if averaged:
-            u = average(m[j], u, rates.w1)
-            m[j] = u
-        x[j] = narrow(stepped(widen(x[j], decay), decay, u), x[j])
+    if averaged:
+        for j in range(len(x)):
+            m[j] = average(m[j], update_of(g[j], pick(row, j), col[j], decay) * rates.scale, rates.w1)
+            x[j] = narrow(stepped(widen(x[j], decay), decay, m[j]), x[j])
+    else:
+        for j in range(len(x)):
+            u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
+            x[j] = narrow(stepped(widen(x[j], decay), decay, u), x[j])
 
 
 @summing

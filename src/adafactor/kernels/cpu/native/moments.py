@@ -56,7 +56,7 @@ def _sum_chunk(
         view(job.scratch + job.row, b * job.P * per_row, job.P * per_row, np.float64),
         view(scratch, 0, size, kind.stat),
         view(scratch, size, energy_size, kind.stat),
-        view(scratch, 2 * size, 4 * jobs.stretch_length(job), kind.stat),
+        view(scratch, 2 * size, 4 * jobs.tile_length(job), kind.stat),
     )
     lines.fill(sums.row[start * per_row : stop * per_row], 0.0)
     lines.fill(col, 0.0)
