@@ -27,10 +27,11 @@ from triton import knobs
 from adafactor.core.contract import EXACT_TYPES, Parameter, why_not_plain
 from adafactor.core.factoring import Factored
 from adafactor.kernels.memory_order import MemoryOrder, numbering, stored
-from adafactor.kernels.triton.executor import Executor, Kind
+from adafactor.kernels.triton.executor import Executor
+from adafactor.kernels.triton.kind import Kind
+from adafactor.kernels.triton.layout import factored_axes, is_aligned, memory_order
 from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.sizes import LINE, NARROW
-from adafactor.kernels.triton.table import factored_axes, is_aligned, memory_order
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
 DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import triton
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton import sizes
 from adafactor.kernels.triton.elements import mix
 
 # ---- numbers: float64, the settings of a group, uploaded when they have changed
@@ -31,14 +33,17 @@ from adafactor.kernels.triton.elements import mix
     WEIGHT_DECAY,
     SIGN,
     IGNORE,
-) = f.columns(13)
+) = map(tl.constexpr, range(13))
 NUMBERS = tl.constexpr(16)
 
-# All columns. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has changed, but
-# not when a module's attribute has. So every kernel names this constant.
+# All columns and sizes. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has
+# changed, but not when a module's attribute has. So every kernel names this constant.
 TABLES = tl.constexpr(
-    repr(sorted((k, v.value) for k, v in (vars(f) | globals()).items() if isinstance(v, tl.constexpr)))
-)
+    repr([
+        sorted((name, str(value)) for name, value in vars(module).items() if name.isupper())
+        for module in (f, sizes, sys.modules[__name__])
+    ])
+)  # fmt: skip
 
 
 def row_of(s: Settings) -> list[float]:
