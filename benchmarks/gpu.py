@@ -16,8 +16,8 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
     Tables and scalars are left out: they are a few bytes for thousands of elements.
     """
     from adafactor.kernels.triton import fields as f
-    from adafactor.kernels.triton.sizes import checked
     from adafactor.kernels.triton.layout import matrix_shape
+    from adafactor.kernels.triton.sizes import checked
 
     moved_bytes: dict[str, int] = defaultdict(int)
     for executor in executors:
@@ -42,4 +42,3 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
             moved_bytes["fold"] += partial + 3 * columns * stack * stat
             moved_bytes["last pass"] += last * count + 3 * (rows + columns) * stack * stat
     return dict(moved_bytes)
-

@@ -140,7 +140,7 @@ def test_a_gradient_at_an_odd_address_is_stepped_alone(
     run = executor.launch
 
     def launch(kernel: object, programs: int, arguments: object, options: dict[str, object]) -> None:
-        variants.append((kernel.__name__, bool(options.get("ALIGNED"))))  # type: ignore[attr-defined]
+        variants.append((kernel.__name__, bool(options["KIND"].aligned)))  # type: ignore[attr-defined]
         run(kernel, programs, arguments, options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(executor, "launch", launch)

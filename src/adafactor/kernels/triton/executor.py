@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,20 @@ from adafactor.kernels.triton.last_pass import last_pass
 from adafactor.kernels.triton.matrix import Memory
 from adafactor.kernels.triton.measure import begin_step, measure
 from adafactor.kernels.triton.sizes import ALIGNMENT
-from adafactor.kernels.triton.table import Chunk, Table
+from adafactor.kernels.triton.table import Table
 from adafactor.kernels.triton.upload import Upload, is_capturing
 
 LEAST_SCRATCH = 64 * 2**20  # bytes
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel, the same in every step."""
+
+    kernel: Any
+    programs: int
+    options: dict[str, Any]
+    numbers: tuple[int, ...] = ()
+    is_ragged: bool = False  # it is for gradients that are not aligned this time
 
 
 def launch(kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
@@ -68,10 +78,12 @@ class Executor:
         self._memory: Memory | None = None
         self._scaling = self._not_scaled
         self._present: list[bool] = []
-        self._grads: list[Tensor] = []
+        self._grads: Gradients = []
         self._any_ragged = self._changed = self._has_new = False
         card = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self._room: int = getattr(card, "shared_memory_per_multiprocessor", SHARED_MEMORY)
+        self._moments = [*self._begin_step(self.relies), *self._first_passes()]
+        self._apply = self._last_passes()
 
     # ---- the contract
 
@@ -80,8 +92,8 @@ class Executor:
     ) -> None:
         """Take what is of this step: G, the settings of the groups; upload what has changed."""
         self._changed = False
+        self._grads = grads  # kept until the launches are done
         self._present = [g is not None for g in grads]
-        self._grads = [g for g in grads if g is not None]  # kept until the launches are done
         addresses = [0 if g is None else g.data_ptr() for g in grads]
         self._any_ragged = self.kind.aligned and any(address % ALIGNMENT for address in addresses)
         if written is not None:  # ΣX² is of what was there before
@@ -89,14 +101,13 @@ class Executor:
                 a or (b and p.settings.relative)
                 for a, b, p in zip(self.must_measure, written, self.parameters, strict=True)
             ]
-        wanted = [a and b for a, b in zip(self.must_measure, self._present, strict=True)]
         captured = self.parameters[0].metrics.captured  # lasts as long as the optimizer
         own = [settings[group] for group in range(len(self.numbers.there))]
         with self._on_device():
             if is_capturing(self.device) and self not in captured:
                 captured.append(self)
-            self.given.set([[address, int(b)] for address, b in zip(addresses, wanted, strict=True)])
-            self.numbers.set(rates.rows_of(own))
+            self.given.set(list(zip(addresses, self.must_measure, strict=True)))
+            self.numbers.set([rates.row_of(s) for s in own])
             for group in self.groups:
                 if isinstance(lr := own[group].lr, Tensor):
                     self.numbers.there[group, rates.LR.value].copy_(lr.reshape(()), non_blocking=True)
@@ -111,9 +122,7 @@ class Executor:
         """First pass, C, and all scalars; nothing of X or the state changes."""
         with self._on_device():
             self._allocate()
-            self._begin_step(self.relies)
-            for chunk in self.table.chunks:
-                self._first_pass(chunk)
+            self._launch(self._moments)
         if self.in_lockstep:  # a bad gradient raises
             taken = self.notes[:, f.TAKEN].unbind()
             everyone = zip(self.parameters, self._present, taken, strict=True)
@@ -123,7 +132,7 @@ class Executor:
         """Last pass."""
         self._changed = self._has_new = True
         with self._on_device():
-            self._last_pass()
+            self._launch(self._apply)
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
@@ -171,32 +180,38 @@ class Executor:
             wide_ptr=self._empty(table.vectors if sharded else 0, torch.float64),
         )
 
-    def _begin_step(self, relies: bool) -> None:
+    def _begin_step(self, relies: bool) -> list[Launch]:
         """Find the rates; where the step relies on ΣX², see to it that it is true."""
-        table, count = self.table, len(self.parameters)
-        self._launch(begin_step, count + len(table.checks) * relies, self.kind.measure(), count)
-        if relies:
-            self._launch(measure, len(table.shares), self.kind.measure())
+        table, count, options = self.table, len(self.parameters), self.kind.measure()
+        begin = Launch(begin_step, count + len(table.checks) * relies, options, (count,))
+        return [begin] + [Launch(measure, len(table.shares), options)] * relies
 
-    def _first_pass(self, chunk: Chunk, raw: bool = False) -> None:
-        """Run the first pass over a chunk, and `fold`."""
-        for kind, only_ragged in self._variants():
-            for how, first, end in chunk.units:
-                self._launch(first_pass, end - first, kind.first_pass(how, raw, self._room), first, only_ragged)
-        (first, end), (one, other) = chunk.blocks, chunk.tensors
-        self._launch(fold, end - first + other - one, self.kind.fold(raw), first, end - first, one)
+    def _first_passes(self, raw: bool = False) -> list[Launch]:
+        """Run the first pass over each chunk, and `fold`."""
+        launches = []
+        for chunk in self.table.chunks:
+            for kind, is_ragged in self._variants():
+                for how, first, end in chunk.units:
+                    options = kind.first_pass(how, raw, self._room)
+                    launches.append(Launch(first_pass, end - first, options, (first, int(is_ragged)), is_ragged))
+            (first, end), (one, other) = chunk.blocks, chunk.tensors
+            numbers = first, end - first, one
+            launches.append(Launch(fold, end - first + other - one, self.kind.fold(raw), numbers))
+        return launches
 
-    def _last_pass(self, writes: bool = True) -> None:
+    def _last_passes(self, writes: bool = True) -> list[Launch]:
         """Run the last pass, or only find ΣU² and ΣX² of a shard."""
-        for kind, only_ragged in self._variants():
-            self._launch(last_pass, self.table.tile_count, kind.last_pass(writes), only_ragged)
+        tiles = self.table.tile_count
+        return [Launch(last_pass, tiles, kind.last_pass(writes), (int(r),), r) for kind, r in self._variants()]
 
-    def _variants(self) -> list[tuple[Kind, int]]:
-        """The kind; and where some gradients are not aligned this time, its ragged like, which steps those alone."""
-        return [(self.kind, 0)] + [(self.kind.ragged, 1)] * self._any_ragged
+    def _variants(self) -> list[tuple[Kind, bool]]:
+        """The kind; and its ragged like, which steps those tensors alone whose gradients are not aligned."""
+        return [(self.kind, False)] + [(self.kind.ragged, True)] * self.kind.aligned
 
-    def _launch(self, kernel: Any, programs: int, options: dict[str, Any], *numbers: int) -> None:
-        launch(kernel, programs, (self._memory, *numbers), options)
+    def _launch(self, launches: Sequence[Launch]) -> None:
+        for kernel, programs, options, numbers, is_ragged in launches:
+            if self._any_ragged or not is_ragged:
+                launch(kernel, programs, (self._memory, *numbers), options)
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(max(count, 1), dtype=dtype, device=self.device)

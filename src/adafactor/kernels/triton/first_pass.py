@@ -22,7 +22,7 @@ import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
-from adafactor.kernels.triton.elements import blend, decayed, divide, inverse_root, number_at
+from adafactor.kernels.triton.elements import blend, decayed, inverse_root, number_at
 from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
 from adafactor.kernels.triton.rates import TABLES
 
@@ -44,10 +44,10 @@ class Unit(NamedTuple):
 
 
 @triton.jit
-def load_squares(x, s, u, g_ptr, rows, cols, mask, KIND: tl.constexpr, OF_GRADIENT: tl.constexpr):
-    """Load elements of rows of G; return G², shrunk, and that of which U² is made: the same, or of the average."""
+def load_squares(x, s, g_ptr, rows, cols, mask, KIND: tl.constexpr, OF_GRADIENT: tl.constexpr):
+    """Load elements of rows of G; return G², and that of which U² is made: the same, or of the average."""
     g = tl.load(g_ptr[:, None] + (cols * x.g_stride_q)[None, :], mask=mask, other=0.0).to(KIND.STAT)
-    square = g * g * u.shrink
+    square = g * g
     term = square
     if OF_GRADIENT:
         offsets = (rows.to(tl.int64) * x.x_stride_p)[:, None] + (cols * x.x_stride_q)[None, :]
@@ -57,7 +57,7 @@ def load_squares(x, s, u, g_ptr, rows, cols, mask, KIND: tl.constexpr, OF_GRADIE
 
 
 @triton.jit
-def sum_elsewhere(x, s, u, g_ptr, rows, first_col, end_col, row, KIND: tl.constexpr, TILING: tl.constexpr):
+def sum_elsewhere(x, s, u, g_ptr, rows, first_col, end_col, row, shrink, KIND: tl.constexpr, TILING: tl.constexpr):
     """Add to sums of rows the squares of all columns but these, which are whole chunks."""
     cols, width = tl.arange(0, TILING.chunk), end_col - first_col
     for j in range(0, u.m - width, TILING.chunk):
@@ -65,7 +65,8 @@ def sum_elsewhere(x, s, u, g_ptr, rows, first_col, end_col, row, KIND: tl.conste
         if KIND.ALIGNED:
             j = tl.multiple_of(j, 16)
         mask = (rows < u.end)[:, None] & (j + cols < u.m)[None, :]
-        row += load_squares(x, s, u, g_ptr, rows, j + cols, mask, KIND, False)[0]
+        square = load_squares(x, s, g_ptr, rows, j + cols, mask, KIND, False)[0]
+        row = tl.fma(square, shrink, row)
     return row
 
 
@@ -100,7 +101,7 @@ def store_columns(x, s, u, cols, end_col, square, energy, KIND: tl.constexpr, RA
     tl.store(u.partial_ptr + cols, square, mask=mask)
     if not RAW:
         if not KIND.OF_GRADIENT:
-            energy = energy * (s.unscale * s.unscale * divide(1.0, u.shrink))
+            energy = energy * (s.unscale * s.unscale)
         tl.store(u.partial_ptr + u.m + cols, energy, mask=mask)
     return tl.where(x.col_end > 0, 0.0, tl.sum(energy, 0)), tl.sum(square * 0.0, 0)
 
@@ -119,7 +120,7 @@ def hold_rows(
         if KIND.ALIGNED:
             first_col, end_col = tl.multiple_of(first_col, 16), tl.multiple_of(end_col, 16)
     cols, lane, zero = first_col + tl.arange(0, CHUNK), tl.arange(0, ROWS), tl.zeros((ROWS, CHUNK), KIND.STAT)
-    squares, energies = (), ()
+    shrink, squares, energies = zero + u.shrink, (), ()
     for _ in tl.static_range(CHUNKS):
         squares = squares + (zero,)
         energies = energies + (zero,)
@@ -134,15 +135,15 @@ def hold_rows(
         row, terms, new_squares, new_energies = zero, (), (), ()
         if TILING.is_part:
             after = tl.minimum(first_col + CHUNK * CHUNKS, end_col)
-            row = sum_elsewhere(x, s, u, g_ptr, rows, first_col, after, row, KIND, TILING)
+            row = sum_elsewhere(x, s, u, g_ptr, rows, first_col, after, row, shrink, KIND, TILING)
         for k in tl.static_range(CHUNKS):
-            mask = (rows < u.end)[:, None]
+            mask = (lane == 0)[:, None] if ROWS == 1 else (rows < u.end)[:, None]
             if TILING.is_part or k == CHUNKS - 1:
                 mask = mask & (k * CHUNK + cols < end_col)[None, :]
-            square, term = load_squares(x, s, u, g_ptr, rows, k * CHUNK + cols, mask, KIND, KIND.OF_GRADIENT)
-            row += square
+            square, term = load_squares(x, s, g_ptr, rows, k * CHUNK + cols, mask, KIND, KIND.OF_GRADIENT)
+            row = tl.fma(square, shrink, row)
             terms = terms + (term,)
-            new_squares = new_squares + (squares[k] + square,)
+            new_squares = new_squares + (tl.fma(square, shrink, squares[k]),)
         new, inverse = average_rows(s, u, rows, end, old, tl.sum(row, 1), RAW)
         row_sum += new
         if not RAW:
@@ -178,7 +179,7 @@ def sum_unfactored(x, s, u, KIND: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def describe_unit(memory, x, s, matrix_ptr, number, first, end, KIND: tl.constexpr, RAW: tl.constexpr):
+def describe_unit(memory, x, s, number, first, end, KIND: tl.constexpr, RAW: tl.constexpr):
     """Find out where the numbers of a unit go, and what they count."""
     shrink = tl.load(x.tensor_ptr + f.SHRINK).to(tl.float64, bitcast=True)
     whole = tl.maximum(tl.load(x.tensor_ptr + f.WHOLE_M), 1).to(tl.float64)
@@ -189,7 +190,7 @@ def describe_unit(memory, x, s, matrix_ptr, number, first, end, KIND: tl.constex
     else:
         w2 = tl.where(x.row_end > 0, w2, 0.0)  # without R, 1.0 stands for it and stays
         share, eps, new_ptr = share * w2, s.eps * w2, memory.vectors_ptr + x.new_row
-    partial = (number - tl.load(matrix_ptr + f.OWN_UNIT)) // tl.load(x.tensor_ptr + f.PARTS)
+    partial = (number - tl.load(x.matrix_ptr + f.OWN_UNIT)) // tl.load(x.tensor_ptr + f.PARTS)
     return Unit(
         first=first,
         end=end,
@@ -197,7 +198,7 @@ def describe_unit(memory, x, s, matrix_ptr, number, first, end, KIND: tl.constex
         m=x.m.to(tl.int32),
         new_ptr=new_ptr,
         inverse_ptr=memory.inverses_ptr + x.new_row,
-        partial_ptr=memory.scratch_ptr + number_at(matrix_ptr + f.PARTIAL, KIND) + 2 * x.m * partial,
+        partial_ptr=memory.scratch_ptr + number_at(x.matrix_ptr + f.PARTIAL, KIND) + 2 * x.m * partial,
         w2=w2,
         eps=eps,
         shrink=shrink.to(KIND.STAT),
@@ -219,12 +220,12 @@ def first_pass(
     tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64) + first_unit
     unit_ptr, sums_ptr = memory.units_ptr + 4 * number, memory.sums_ptr + number * f.SUMS
-    matrix_ptr = memory.matrices_ptr + tl.load(unit_ptr).to(tl.int64) * f.MATRIX
-    if is_stepped(memory, matrix_ptr, only_ragged, KIND):
-        x = look_up(memory, matrix_ptr, KIND)
+    place = tl.load(unit_ptr).to(tl.int64)
+    if is_stepped(memory, place, only_ragged, KIND):
+        x = look_up(memory, place, KIND)
         s = look_up_rates(memory, x, KIND)
         first, end, first_col = tl.load(unit_ptr + 1), tl.load(unit_ptr + 2), tl.load(unit_ptr + 3)
-        u = describe_unit(memory, x, s, matrix_ptr, number, first, end, KIND, RAW)
+        u = describe_unit(memory, x, s, number, first, end, KIND, RAW)
         if TILING.chunks == 0:
             row_sum, energy, probe = sum_unfactored(x, s, u, KIND, TILING.rows)
         elif not TILING.is_part:

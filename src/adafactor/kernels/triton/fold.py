@@ -30,12 +30,12 @@ def add_units(part_ptr, units, m, cols):
 
 
 @triton.jit
-def mean_of_rows(memory, x, matrix_ptr, units, beta2):
+def mean_of_rows(memory, x, units, beta2):
     """Return mean(R), or the mean of C where V̂ is divided by that."""
     n, m = tl.load(x.tensor_ptr + f.WHOLE_N).to(tl.float64), x.m.to(tl.float64)
     mean_row = tl.full((), 1.0, tl.float64)
     if x.row_end > 0:
-        own_ptr = memory.sums_ptr + tl.load(matrix_ptr + f.OWN_UNIT) * f.SUMS
+        own_ptr = memory.sums_ptr + tl.load(x.matrix_ptr + f.OWN_UNIT) * f.SUMS
         mean_row = total(own_ptr + f.ROW_SUM, units, f.SUMS) / n
         if tl.load(x.tensor_ptr + f.SWAPPED) != 0:  # new C has the mean of new R, but for what was there before
             old_row = total(x.row_ptr, x.n, x.row_stride) / n
@@ -44,12 +44,12 @@ def mean_of_rows(memory, x, matrix_ptr, units, beta2):
 
 
 @triton.jit
-def fold_columns(memory, x, matrix_ptr, place, block, first, KIND: tl.constexpr, RAW: tl.constexpr):
+def fold_columns(memory, x, block, first, KIND: tl.constexpr, RAW: tl.constexpr):
     """Make C of a block of columns, and its share of ΣU²."""
     cols, n = first + tl.arange(0, sizes.BLOCK), tl.load(x.tensor_ptr + f.WHOLE_N).to(tl.float64)
-    units = tl.load(matrix_ptr + f.OWN_UNITS).to(tl.int32)
+    units = tl.load(x.matrix_ptr + f.OWN_UNITS).to(tl.int32)
     partials = units // tl.load(x.tensor_ptr + f.PARTS).to(tl.int32)
-    part_ptr = memory.scratch_ptr + number_at(matrix_ptr + f.PARTIAL, KIND)
+    part_ptr = memory.scratch_ptr + number_at(x.matrix_ptr + f.PARTIAL, KIND)
     shrink, scale = tl.load(x.tensor_ptr + f.SHRINK).to(tl.float64, bitcast=True), tl.load(memory.scaling_ptr)
     mean = add_units(part_ptr, partials, x.m, cols) / (n * shrink * scale.to(tl.float64) * scale.to(tl.float64))
     eps = tl.load(x.group_ptr + rates.EPS1)
@@ -61,9 +61,9 @@ def fold_columns(memory, x, matrix_ptr, place, block, first, KIND: tl.constexpr,
         new = (old.to(tl.float64) * beta2 + (mean + eps) * w2).to(KIND.STAT)
         tl.store(memory.vectors_ptr + x.new_col + cols, new, mask=cols < x.m)
         tl.store(memory.inverses_ptr + x.new_col + cols, inverse_root(new), mask=cols < x.m)
-        mean_row = mean_of_rows(memory, x, matrix_ptr, units, beta2)
+        mean_row = mean_of_rows(memory, x, units, beta2)
         energy = tl.where(cols < x.m, add_units(part_ptr + x.m, partials, x.m, cols) / new.to(tl.float64), 0.0)
-        tl.store(memory.means_ptr + place, mean_row, mask=first == 0)
+        tl.store(x.mean_ptr, mean_row, mask=first == 0)
         tl.store(memory.energies_ptr + block, tl.sum(energy, 0) * mean_row)
 
 
@@ -87,14 +87,12 @@ def fold(memory, first_block, block_count, first_tensor, KIND: tl.constexpr, RAW
     program = tl.program_id(0).to(tl.int64)
     block, number = program + first_block, program - block_count + first_tensor
     place, first = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32)
-    matrix_ptr = memory.matrices_ptr
     if program < block_count:
         place, first = tl.load(memory.blocks_ptr + 2 * block).to(tl.int64), tl.load(memory.blocks_ptr + 2 * block + 1)
-        matrix_ptr += place * f.MATRIX
-        number = tl.load(matrix_ptr + f.OF)
+        number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
     if tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:
         if program < block_count:
-            fold_columns(memory, look_up(memory, matrix_ptr, KIND), matrix_ptr, place, block, first, KIND, RAW)
+            fold_columns(memory, look_up(memory, place, KIND), block, first, KIND, RAW)
         else:
             tensor_ptr, note_ptr = memory.tensors_ptr + number * f.TENSOR, memory.notes_ptr + number * f.NOTES
             own_ptr = memory.sums_ptr + tl.load(tensor_ptr + f.FIRST_UNIT) * f.SUMS

@@ -11,7 +11,7 @@ from adafactor.kernels.triton.elements import at_least, divide, root, total
 from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
 from adafactor.kernels.triton.measure import differs
 from adafactor.kernels.triton.rates import TABLES
-from adafactor.kernels.triton.tiles import LINE, LINES, NORMS, STEP, look_up_update, visit_any
+from adafactor.kernels.triton.tiles import LINE, LINES, NORMS, STEP, visit_any
 
 
 @triton.jit
@@ -68,18 +68,16 @@ def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
     number = tl.program_id(0).to(tl.int64)
     tile_ptr, squares_ptr = memory.tiles_ptr + 3 * number, memory.squares_ptr + number
     place = tl.load(tile_ptr).to(tl.int64)
-    matrix_ptr = memory.matrices_ptr + place * f.MATRIX
-    if is_stepped(memory, matrix_ptr, only_ragged, KIND):
-        x = look_up(memory, matrix_ptr, KIND)
+    if is_stepped(memory, place, only_ragged, KIND):
+        x = look_up(memory, place, KIND)
         taken, is_first = tl.load(x.note_ptr + f.TAKEN), number == tl.load(x.tensor_ptr + f.FIRST_TILE)
         first, first_col = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
         s, scale = look_up_rates(memory, x, KIND), tl.full((), 1.0, KIND.STAT)
         if WRITES:
             rms_u, divisor = clip_divisor(memory, x, KIND)
             scale = divide(tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT), divisor)
-        update = look_up_update(x, matrix_ptr, memory.inverses_ptr, scale, memory.means_ptr + place, KIND)
         if not WRITES:
-            u2, x2 = visit_any(x, first, first_col, s, update, KIND, NORMS)
+            u2, x2 = visit_any(memory, x, s, scale, first, first_col, KIND, NORMS)
             tl.store(memory.energies_ptr + number, u2)
             tl.store(squares_ptr, x2)
         elif taken > 0:
@@ -87,7 +85,7 @@ def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
                 report(x, rms_u, divisor)
             copy_factors(memory, x, first, first_col)
             known = tl.load(squares_ptr)
-            before, after = visit_any(x, first, first_col, s, update, KIND, STEP)
+            before, after = visit_any(memory, x, s, scale, first, first_col, KIND, STEP)
             tl.store(squares_ptr, tl.where(differs(before, known), float("nan"), after))  # to be measured
         elif is_first & (taken == 0):
             skipped = tl.load(x.note_ptr + f.SKIPPED)

@@ -40,9 +40,11 @@ class Memory(NamedTuple):
 class Matrix(NamedTuple):
     """The rows of the tables that are of a matrix; where its numbers are, and how far apart."""
 
+    matrix_ptr: Any
     tensor_ptr: Any
     note_ptr: Any
     group_ptr: Any
+    mean_ptr: Any  # mean(R)
     g_ptr: Any
     x_ptr: Any
     momentum_ptr: Any
@@ -76,9 +78,10 @@ class Rates(NamedTuple):
 
 
 @triton.jit
-def is_stepped(memory, matrix_ptr, only_ragged, KIND: tl.constexpr):
+def is_stepped(memory, place, only_ragged, KIND: tl.constexpr):
     """Whether this variant of a kernel steps a matrix: one that loads 16 bytes at once leaves others to the ragged."""
-    g_address = tl.load(memory.given_ptr + tl.load(matrix_ptr + f.OF) * f.GIVEN + f.G_ADDRESS)
+    number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
+    g_address = tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS)
     if KIND.ALIGNED:
         return (g_address != 0) & (g_address % 16 == 0)
     else:
@@ -92,8 +95,9 @@ def group_of(memory, tensor_ptr):
 
 
 @triton.jit
-def look_up(memory, matrix_ptr, KIND: tl.constexpr):
-    """Look up a matrix."""
+def look_up(memory, place, KIND: tl.constexpr):
+    """Look up the matrix at this place in the table."""
+    matrix_ptr = memory.matrices_ptr + place * f.MATRIX
     number = tl.load(matrix_ptr + f.OF)
     tensor_ptr = memory.tensors_ptr + number * f.TENSOR
     g_address = memory.given_ptr + number * f.GIVEN + f.G_ADDRESS
@@ -103,9 +107,11 @@ def look_up(memory, matrix_ptr, KIND: tl.constexpr):
     if KIND.ALIGNED:
         col_end = tl.multiple_of(col_end, 16)
     return Matrix(
+        matrix_ptr=matrix_ptr,
         tensor_ptr=tensor_ptr,
         note_ptr=memory.notes_ptr + number * f.NOTES,
         group_ptr=group_of(memory, tensor_ptr),
+        mean_ptr=memory.means_ptr + place,
         g_ptr=address(g_address, KIND.G, KIND.ALIGNED) + number_at(matrix_ptr + f.G_OFFSET, KIND),
         x_ptr=address(tensor_ptr + f.X, KIND.X, KIND.ALIGNED) + x_offset,
         momentum_ptr=address(tensor_ptr + f.MOMENTUM, KIND.STAT, KIND.ALIGNED) + x_offset,

@@ -31,8 +31,8 @@ def differs(x2, known):
 def sum_squares(memory, number, KIND: tl.constexpr):
     """Return ΣX² of a tile: to the bit as the last pass does, but where squares leave the range of their type."""
     tile_ptr = memory.tiles_ptr + 3 * number
-    x = look_up(memory, memory.matrices_ptr + tl.load(tile_ptr).to(tl.int64) * f.MATRIX, KIND)
-    x2, wide = visit_any(x, tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), None, None, KIND, SQUARES)
+    x = look_up(memory, tl.load(tile_ptr).to(tl.int64), KIND)
+    x2, wide = visit_any(memory, x, None, None, tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), KIND, SQUARES)
     return tl.where(differs(x2, wide), wide, x2)
 
 

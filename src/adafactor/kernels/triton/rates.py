@@ -1,13 +1,12 @@
 """What depends on a group's settings and t alone: the one place to change for a new scalar keyword.
 
-`rows_of` makes a table of the settings of groups, and `write_rates` makes of it the rates of a step, as
+`row_of` makes a row of a table of the settings of a group, and `write_rates` makes of it the rates of a step, as
 `Settings.rates` does for the other backends: on the device, where t is, so that the host need not wait.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 import triton
 import triton.language as tl
@@ -46,7 +45,7 @@ TABLES = tl.constexpr(
 )  # fmt: skip
 
 
-def row_of(s: Settings) -> list[float]:
+def row_of(s: Settings) -> tuple[float, ...]:
     """Return the numbers of a group; a learning rate that lies on a device is copied there, later."""
     row: list[float] = [
         0.0 if isinstance(s.lr, Tensor) else s.lr,
@@ -62,12 +61,7 @@ def row_of(s: Settings) -> list[float]:
         -1.0 if s.maximize else 1.0,
         s.on_nonfinite == "ignore",
     ]
-    return [*map(float, row), 0.0, 0.0, 0.0]
-
-
-def rows_of(settings: Sequence[Settings]) -> list[list[float]]:
-    """Return the table of all groups."""
-    return [row_of(s) for s in settings]
+    return *map(float, row), 0.0, 0.0, 0.0
 
 
 @triton.jit

@@ -46,17 +46,16 @@ def factors(memory, KIND: tl.constexpr):
     """Run a program for each matrix: R and C; mean(R) unless the ranks have found it."""
     tl.static_assert(TABLES != "")
     place = tl.program_id(0).to(tl.int64)
-    matrix_ptr = memory.matrices_ptr + place * f.MATRIX
-    number = tl.load(matrix_ptr + f.OF)
+    number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
     is_given = tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0
     if is_given & (tl.load(memory.tensors_ptr + number * f.TENSOR + f.FULL) == 0):
-        x = look_up(memory, matrix_ptr, KIND)
+        x = look_up(memory, place, KIND)
         mean_row = average(memory, x, x.row_ptr, x.row_stride, x.new_row, x.n, x.row_end, KIND)
         m, col_end = x.m.to(tl.int32), x.col_end.to(tl.int32)
         mean_col = average(memory, x, x.col_ptr, x.col_stride, x.new_col, m, col_end, KIND)
         if tl.load(x.tensor_ptr + f.MEAN_GIVEN) == 0:
             is_swapped = tl.load(x.tensor_ptr + f.SWAPPED) != 0
-            tl.store(memory.means_ptr + place, tl.where(is_swapped, mean_col, mean_row))
+            tl.store(x.mean_ptr, tl.where(is_swapped, mean_col, mean_row))
 
 
 @triton.jit

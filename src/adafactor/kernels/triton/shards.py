@@ -19,7 +19,7 @@ from torch import Tensor
 from adafactor.core.contract import Parameter, Sums
 from adafactor.core.factoring import Factored
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton.executor import Executor
+from adafactor.kernels.triton.executor import Executor, Launch
 from adafactor.kernels.triton.kind import Kind
 from adafactor.kernels.triton.layout import factored_axes, factors_along
 from adafactor.kernels.triton.shard_kernels import conclude, factors, totals
@@ -33,14 +33,16 @@ class Shards(Executor):
         super().__init__(parameters, kind)
         self.must_measure = [False] * len(parameters)
         self.table.tensors[:, f.BLOCKS] = 0  # ΣU² does not come from blocks of columns
+        matrices, tensors, options = self.table.matrix_count, len(parameters), kind.between()
+        self._moments = [*self._begin_step(False), *self._first_passes(raw=True)]
+        self._norms = [Launch(factors, matrices, options), *self._last_passes(False), Launch(totals, tensors, options)]
+        self._apply.insert(0, Launch(conclude, tensors, options))
 
     def moments(self) -> None:
         """First pass: what is here of the means of G² + ε₁, and whether G² is finite here."""
         with self._on_device():
             self._allocate(sharded=True)
-            self._begin_step(False)
-            for chunk in self.table.chunks:
-                self._first_pass(chunk, raw=True)
+            self._launch(self._moments)
         self.sums = []
         for parameter, note in self._noted():
             finite, views = note[f.TAKEN] != 0, self._views(parameter)
@@ -60,9 +62,7 @@ class Shards(Executor):
                     place = self.table.places[one.parameter]
                     here = self._memory.means_ptr[place.matrix : place.matrix + place.matrices]
                     here.copy_(one.mean_row.reshape(-1))
-            self._launch(factors, self.table.matrix_count, self.kind.between())
-            self._last_pass(writes=False)
-            self._launch(totals, len(self.parameters), self.kind.between())
+            self._launch(self._norms)
         for one, (_, note) in zip(self.sums, self._noted(), strict=True):
             one.u2, one.x2 = note[f.U2], note[f.X2]
 
@@ -71,7 +71,6 @@ class Shards(Executor):
         with self._on_device():
             self._note(f.U2, [one.u2 for one in self.sums])
             self._note(f.X2, [0.0 if one.x2 is None else one.x2 for one in self.sums])
-            self._launch(conclude, len(self.parameters), self.kind.between())
         super().apply_()
 
     def _noted(self) -> list[tuple[Parameter, Tensor]]:
@@ -91,14 +90,11 @@ class Shards(Executor):
             return {}
         p, q = factored_axes(parameter)
         (along_p, along_q), place = factors_along(parameter), self.table.places[parameter]
+        stack = [length for axis, length in enumerate(parameter.x.shape) if axis not in (p, q)]
         views = {}
-        for name, gone, start in ((along_p, q, place.row), (along_q, p, place.col)):
+        for name, axis, gone, start in ((along_p, p, q, place.row), (along_q, q, p, place.col)):
             if name in parameter.state:
-                axes = [axis for axis in range(parameter.x.dim()) if axis != gone]
-                steps, step = {}, place.stride
-                for axis in reversed([axis for axis in axes if axis not in (p, q)]):
-                    steps[axis] = step
-                    step *= parameter.x.shape[axis]
-                shape = [parameter.x.shape[axis] for axis in axes]
-                views[name] = self._memory.wide_ptr.as_strided(shape, [steps.get(axis, 1) for axis in axes], start)
+                length = parameter.x.shape[axis]
+                means = self._memory.wide_ptr.as_strided((place.matrices, length), (place.stride, 1), start)
+                views[name] = means.view(*stack, length).movedim(-1, axis - (gone < axis))
         return views

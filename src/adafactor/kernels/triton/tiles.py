@@ -12,8 +12,6 @@ unfactored tensor, the next elements in memory. `visit` takes a tile through one
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -33,34 +31,6 @@ from adafactor.kernels.triton.elements import (
 LINE, LINES = tl.constexpr(sizes.LINE), tl.constexpr(sizes.LINES)
 STEP, NORMS, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 WIDE, FOLDED, UNFACTORED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-
-
-class Update(NamedTuple):
-    """What an update of a matrix needs besides the rates."""
-
-    inverses_ptr: Any
-    scale: Any  # αₜ / max(1, RMS(U)/d)
-    mean_row: Any
-    number: Any  # of the matrix' first element, for random numbers; what is added to it along P and Q
-    number_p: Any
-    number_q: Any
-    key1: Any
-    key2: Any
-
-
-@triton.jit
-def look_up_update(x, matrix_ptr, inverses_ptr, scale, mean_ptr, KIND: tl.constexpr):
-    """Look up what an update needs."""
-    return Update(
-        inverses_ptr=inverses_ptr,
-        scale=scale,
-        mean_row=tl.load(mean_ptr, mask=(x.row_end > 0) & (x.col_end > 0), other=1.0).to(KIND.STAT),
-        number=tl.load(matrix_ptr + f.NUMBER),
-        number_p=tl.load(x.tensor_ptr + f.NUMBER_P),
-        number_q=tl.load(x.tensor_ptr + f.NUMBER_Q).to(tl.int32),
-        key1=tl.load(x.note_ptr + f.KEY1).to(tl.int64).to(tl.uint32),
-        key2=tl.load(x.note_ptr + f.KEY2).to(tl.int64).to(tl.uint32),
-    )
 
 
 @triton.jit
@@ -85,8 +55,8 @@ def write(x, s, offsets, mask, words, u, KIND: tl.constexpr):
 
 
 @triton.jit
-def visit(x, first, first_col, s, update, KIND: tl.constexpr, GOAL: tl.constexpr, FORM: tl.constexpr):
-    """Take a tile, which begins at this row and column, through the loop; SQUARES needs no rates and no update.
+def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr, FORM: tl.constexpr):
+    """Take a tile, which begins at this row and column, through the loop; SQUARES needs no rates and no scale.
 
     Returns:
         ΣX² before and after (STEP), ΣU² and ΣX² (NORMS), or ΣX² as STEP makes it and in double (SQUARES).
@@ -110,20 +80,24 @@ def visit(x, first, first_col, s, update, KIND: tl.constexpr, GOAL: tl.constexpr
             across_x = tl.max_contiguous(tl.multiple_of(across_x, 16), 16)
             across_g = tl.max_contiguous(tl.multiple_of(across_g, 16), 16)
     if GOAL != SQUARES:  # all that is the same for a column, once
-        c = update.scale
+        c = scale
         if FORM != UNFACTORED:
-            c = tl.load(update.inverses_ptr + x.new_col + cols, mask=inside & (cols < x.col_end), other=1.0)
-            c = (c * root(update.mean_row) * update.scale)[None, :]
+            mean_row = tl.load(x.mean_ptr, mask=(x.row_end > 0) & (x.col_end > 0), other=1.0).to(KIND.STAT)
+            c = tl.load(memory.inverses_ptr + x.new_col + cols, mask=inside & (cols < x.col_end), other=1.0)
+            c = (c * root(mean_row) * scale)[None, :]
             if not KIND.OF_GRADIENT:
                 c = c * s.unscale
     # a line's first elements are moved on by additions: a product of 64 bits is three instructions
     start = (first + line * fold).to(tl.int64)
     x_start, g_start = start * x.x_stride_p, start * x.g_stride_p
     if GOAL == STEP and KIND.STOCHASTIC:
-        number = update.number + start * update.number_p + first_col.to(tl.int64) * update.number_q
-        across_number = lane * update.number_q
+        key1 = tl.load(x.note_ptr + f.KEY1).to(tl.int64).to(tl.uint32)
+        key2 = tl.load(x.note_ptr + f.KEY2).to(tl.int64).to(tl.uint32)
+        number_p, number_q = tl.load(x.tensor_ptr + f.NUMBER_P), tl.load(x.tensor_ptr + f.NUMBER_Q).to(tl.int32)
+        number = tl.load(x.matrix_ptr + f.NUMBER) + start * number_p + first_col.to(tl.int64) * number_q
+        across_number = lane * number_q
         if FORM == FOLDED:
-            across_number = row * update.number_p.to(tl.int32) + cols * update.number_q
+            across_number = row * number_p.to(tl.int32) + cols * number_q
     first_sum = tl.zeros((ROWS, LINE), KIND.STAT)
     second_sum = tl.zeros((ROWS, LINE), KIND.STAT if GOAL == STEP else tl.float64)
     for i in range(0, tl.minimum(LINES, tl.cdiv(x.n - first, fold)), ROWS):
@@ -146,9 +120,9 @@ def visit(x, first, first_col, s, update, KIND: tl.constexpr, GOAL: tl.constexpr
                 if GOAL == STEP:
                     tl.store(x.full_ptr + x_offsets, v, mask=mask)
             elif FORM == FOLDED:
-                r = tl.load(update.inverses_ptr + x.new_row + (rows[:, None] + row[None, :]), mask=mask, other=1.0)
+                r = tl.load(memory.inverses_ptr + x.new_row + (rows[:, None] + row[None, :]), mask=mask, other=1.0)
             else:
-                r = tl.load(update.inverses_ptr + x.new_row + rows, mask=rows < x.n, other=1.0)[:, None]
+                r = tl.load(memory.inverses_ptr + x.new_row + rows, mask=rows < x.n, other=1.0)[:, None]
             if KIND.OF_GRADIENT:
                 g = blend(tl.load(x.momentum_ptr + x_offsets, mask=mask, other=0.0), g, s.w1)
                 if GOAL == STEP:
@@ -157,8 +131,8 @@ def visit(x, first, first_col, s, update, KIND: tl.constexpr, GOAL: tl.constexpr
         if GOAL == STEP:
             words = u
             if KIND.STOCHASTIC:
-                words = random_words(number[:, None], across_number.to(tl.uint32)[None, :], update.key1, update.key2)
-                number += ROWS * fold * update.number_p
+                words = random_words(number[:, None], across_number.to(tl.uint32)[None, :], key1, key2)
+                number += ROWS * fold * number_p
             old, new = write(x, s, x_offsets, mask, words, u, KIND)
             first_sum, second_sum = tl.fma(old, old, first_sum), tl.fma(new, new, second_sum)
         else:
@@ -172,13 +146,13 @@ def visit(x, first, first_col, s, update, KIND: tl.constexpr, GOAL: tl.constexpr
 
 
 @triton.jit
-def visit_any(x, first, first_col, s, update, KIND: tl.constexpr, GOAL: tl.constexpr):
+def visit_any(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr):
     """Take a tile of any form through the loop."""
     first_sum, second_sum = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     if tl.load(x.tensor_ptr + f.FULL) != 0:
-        first_sum, second_sum = visit(x, first, first_col, s, update, KIND, GOAL, UNFACTORED)
+        first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, UNFACTORED)
     elif x.m <= sizes.NARROW:
-        first_sum, second_sum = visit(x, first, first_col, s, update, KIND, GOAL, FOLDED)
+        first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, FOLDED)
     else:
-        first_sum, second_sum = visit(x, first, first_col, s, update, KIND, GOAL, WIDE)
+        first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, WIDE)
     return first_sum, second_sum

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -20,20 +18,20 @@ class Upload:
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device):
         """Nothing is there yet."""
         self._there = torch.zeros(shape, dtype=dtype, device=device)
-        self._here: list[list[Any]] = [[None] * shape[1] for _ in range(shape[0])]
+        self._here: list[tuple[float, ...]] = []
         self._captured: list[Tensor] = []
         self._spare = [self._pinned() for _ in range(SPARE)]  # while a graph is captured, none should be taken
         self.there = self._there  # what the kernels of this step read
         self.uploads = 0
 
-    def set(self, rows: list[list[Any]]) -> list[list[Any]] | None:
-        """Upload these rows if they are not there; return what was there if it was something else."""
-        self.there, before = self._there, self._here
+    def set(self, rows: list[tuple[float, ...]]) -> None:
+        """Upload these rows if they are not there."""
+        self.there = self._there
         capturing = is_capturing(self._there.device)
         if not capturing:
             self._spare += [self._pinned() for _ in range(SPARE - len(self._spare))]
-            if rows == before:
-                return None
+            if rows == self._here:
+                return
         new = self._spare.pop() if self._spare else self._pinned()
         if capturing:
             self.there = torch.empty_like(self._there)
@@ -42,7 +40,6 @@ class Upload:
             self._here = rows
         self.there.copy_(new.copy_(torch.tensor(rows, dtype=new.dtype, device="cpu")), non_blocking=True)
         self.uploads += 1
-        return before if rows != before else None
 
     def _pinned(self) -> Tensor:
         there = self._there
