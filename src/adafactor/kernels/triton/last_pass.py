@@ -84,9 +84,10 @@ def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
             if is_first:
                 report(x, rms_u, divisor)
             copy_factors(memory, x, first, first_col)
-            known = tl.load(squares_ptr)
             before, after = visit_any(memory, x, s, scale, first, first_col, KIND, STEP)
-            tl.store(squares_ptr, tl.where(differs(before, known), float("nan"), after))  # to be measured
+            known = tl.load(squares_ptr)
+            tl.debug_barrier()  # every thread has read what is written now
+            tl.store(squares_ptr, tl.where(differs(before, known), float("nan"), after))  # NaN: to be measured
         elif is_first & (taken == 0):
             skipped = tl.load(x.note_ptr + f.SKIPPED)
             tl.debug_barrier()
