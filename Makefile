@@ -25,7 +25,7 @@ test: .venv/ready
 test-all: .venv/ready .venv/integrations .venv/trainers .venv/bench
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
 
-# Every variant of every Triton kernel: compiled for six cards, emulated where the emulator is, interpreted at length. Hours.
+# Every variant of every Triton kernel: compiled for six cards, interpreted at length. Hours.
 test-sweep: .venv/ready
 	$(BIN)/python -m pytest -m sweep
 

@@ -139,7 +139,7 @@ def count(model: Model) -> Count:
         uploads[3] - uploads[2],
         uploads[2] - uploads[1],
         moved(found),
-        sum((t.scratch + t.vectors) * w.stat.itemsize for w, t in zip(found, tables, strict=True)),
+        sum((t.scratch + t.vectors) * w.kind.stat.itemsize for w, t in zip(found, tables, strict=True)),
     )
 
 
