@@ -24,7 +24,8 @@ assert kind is Adafactor is optimization.Adafactor, kind
 optimizer = kind([torch.nn.Parameter(torch.ones(3, 2))], **keywords)
 group = optimizer.param_groups[0]
 assert __name__ == "__main__"
-print(type(optimizer).__mro__[1].__module__, group["rounding"], group["clip"], group["lr"], sys.argv[1:])
+got = type(optimizer).__mro__[1].__module__, group["rounding"], group["clip"], group["lr"], sys.argv[1:]
+print(" ".join(map(str, got)))  # at once: two processes may write to the same place
 if "--fail" in sys.argv:
     raise ValueError("the script's own")
 if "--leave" in sys.argv:
