@@ -10,10 +10,12 @@
 
 `table.py` describes tensors to the kernels, in the order of `fields.py`; `sizes.py` says how they are divided among
 programs, `rates.py` what follows from settings and t, `kind.py` what a kernel is compiled for. Every kernel is given
-one `Memory`, with all tables and scratch, and looks up its matrix there (`matrix.py`). There are no atomics and no program waits for another, so the
-bits do not depend on the order in which programs run. Everything that changes from step to step lies on the device, so
-a step can be captured in a graph. A gradient that does not begin at a multiple of 16 bytes is stepped by launches of
-its own: the tensors beside it keep their kernels and their bits.
+one `Memory`, with all tables and scratch, and looks up its matrix there (`matrix.py`).
+
+There are no atomics and no program waits for another, so the bits do not depend on the order in which programs run.
+Everything that changes from step to step lies on the device, so a step can be captured in a graph. A gradient that does
+not begin at a multiple of 16 bytes is stepped by launches of its own: the tensors beside it keep their kernels and
+their bits.
 
 With TRITON_INTERPRET=1 in the environment it steps tensors on a CPU, slowly, for whoever wants to check or debug it.
 """

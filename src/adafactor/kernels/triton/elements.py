@@ -10,6 +10,7 @@ from triton.language.target_info import cuda_capability_geq
 from adafactor.kernels.triton import sizes
 
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))  # its conversion to bfloat16 truncates
+TERMS = tl.constexpr(sizes.TERMS)
 
 
 @triton.jit
@@ -91,9 +92,9 @@ def blend(old, new, weight):
 @triton.jit
 def total(numbers_ptr, count, stride):
     """Sum `count` numbers, `stride` apart, in double and in an order that depends on their count alone."""
-    acc = tl.zeros((sizes.TERMS,), tl.float64)
-    for i in range(0, count, sizes.TERMS):
-        offsets = i + tl.arange(0, sizes.TERMS)
+    acc = tl.zeros((TERMS,), tl.float64)
+    for i in range(0, count, TERMS):
+        offsets = i + tl.arange(0, TERMS)
         acc += tl.load(numbers_ptr + offsets.to(tl.int64) * stride, mask=offsets < count, other=0.0).to(tl.float64)
     return tl.sum(acc, 0)
 

@@ -15,13 +15,14 @@ from adafactor.kernels.triton.elements import at_least, inverse_root, number_at,
 from adafactor.kernels.triton.matrix import group_of, look_up
 from adafactor.kernels.triton.rates import TABLES
 
+BLOCK = tl.constexpr(sizes.BLOCK)
 TOGETHER = tl.constexpr(16)  # units whose column sums are added up at once
 
 
 @triton.jit
 def add_units(part_ptr, units, m, cols):
     """Add up the units' sums of some columns, in double."""
-    acc = tl.zeros((TOGETHER, sizes.BLOCK), tl.float64)
+    acc = tl.zeros((TOGETHER, BLOCK), tl.float64)
     for u in range(0, units, TOGETHER):
         unit = u + tl.arange(0, TOGETHER)
         mask = (unit < units)[:, None] & (cols < m)[None, :]
@@ -46,7 +47,7 @@ def mean_of_rows(memory, x, units, beta2):
 @triton.jit
 def fold_columns(memory, x, block, first, KIND: tl.constexpr, RAW: tl.constexpr):
     """Make C of a block of columns, and its share of ΣU²."""
-    cols, n = first + tl.arange(0, sizes.BLOCK), tl.load(x.tensor_ptr + f.WHOLE_N).to(tl.float64)
+    cols, n = first + tl.arange(0, BLOCK), tl.load(x.tensor_ptr + f.WHOLE_N).to(tl.float64)
     units = tl.load(x.matrix_ptr + f.OWN_UNITS).to(tl.int32)
     partials = units // tl.load(x.tensor_ptr + f.PARTS).to(tl.int32)
     part_ptr = memory.scratch_ptr + number_at(x.matrix_ptr + f.PARTIAL, KIND)

@@ -6,8 +6,7 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import sizes
-from adafactor.kernels.triton.elements import inverse_root, total
+from adafactor.kernels.triton.elements import TERMS, inverse_root, total
 from adafactor.kernels.triton.fold import write_scalars
 from adafactor.kernels.triton.matrix import look_up
 from adafactor.kernels.triton.rates import TABLES
@@ -28,9 +27,9 @@ def average(memory, x, state_ptr, stride, at, count, end, KIND: tl.constexpr):
         KIND: of the tensor.
     """
     w2, beta2 = tl.load(x.note_ptr + f.W2), tl.load(x.note_ptr + f.BETA2)
-    acc = tl.zeros((sizes.TERMS,), tl.float64)
-    for i in range(0, count, sizes.TERMS):
-        offsets = i + tl.arange(0, sizes.TERMS)
+    acc = tl.zeros((TERMS,), tl.float64)
+    for i in range(0, count, TERMS):
+        offsets = i + tl.arange(0, TERMS)
         mask = offsets < end
         old = tl.load(state_ptr + offsets.to(tl.int64) * stride, mask=mask, other=1.0).to(tl.float64)
         new = old * beta2 + tl.load(memory.wide_ptr + at + offsets, mask=mask, other=1.0) * w2
