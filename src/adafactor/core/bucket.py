@@ -1,9 +1,10 @@
 """The cached preparation of a step, and the fingerprint that decides whether the cache is still valid.
 
-A bucket is the whole model, a sharded model, or one parameter inside backward. A kernel prepares it once (addresses,
-tables, scratch) and then steps it as long as nothing has changed but the values of the gradients and the rates of the
-groups. To look at hundreds of small tensors one by one in Python takes longer than to step them: so the *fingerprint*
-is a few lists, one property of all tensors after the other, each made by a loop that runs in C.
+A bucket is the whole model, sharded or not, or what steps together inside backward: one parameter, or those of a
+wrapped module. A kernel prepares it once (addresses, tables, scratch) and then steps it as long as nothing has changed
+but the values of the gradients and the rates of the groups. To look at hundreds of small tensors one by one in Python
+takes longer than to step them: so the *fingerprint* is a few lists, one property of all tensors after the other, each
+made by a loop that runs in C.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Bucket:
         groups: list[Group],
         settings: list[Settings],
         states: Mapping[Tensor, Any],
-        only: tuple[int, int] | None = None,
+        only: list[tuple[int, int]] | None = None,
     ):
         """Remember how everything is now.
 
@@ -53,7 +54,7 @@ class Bucket:
             groups: the optimizer's, with their settings.
             settings: one for each group.
             states: the optimizer's.
-            only: the group and the place in it of a single parameter that steps inside backward.
+            only: of the parameters that step inside backward, the group of each and its place there; None: all.
         """
         self.parameters, self.ranks, self.backend, self.only = parameters, ranks, backend, only
         self.prepare = prepare
@@ -152,8 +153,7 @@ class Bucket:
         """The parameters, in the groups as they are now, among which this bucket's are."""
         if self.only is None:
             return list(chain.from_iterable(group["params"] for group in groups))
-        group, place = self.only
-        return [groups[group]["params"][place]]
+        return [groups[group]["params"][place] for group, place in self.only]
 
     def _look(self, groups: list[Group], states: Mapping[Tensor, Any]) -> list[list[Any]]:
         """What must stay so, one property of all after the other: who they are, where and how they lie in memory."""

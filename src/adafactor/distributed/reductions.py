@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from adafactor.core import sums as host
 from adafactor.core.contract import Gradients, Parameter, Sums
-from adafactor.core.dtensor import is_sharded, local
+from adafactor.core.dtensor import cut_axis, is_sharded, local
 from adafactor.core.factoring import statistics_dtype, sum_dtype
 from adafactor.core.settings import RATES
 from adafactor.distributed.agreement import ALONE, Agreement, Facts, facts_of, find_difference
-from adafactor.distributed.shard import Group, Shard
+from adafactor.distributed.shard import Group, Shard, groups_of
 
 Groups = tuple[Group, ...]
 Term = tuple[Tensor, Groups]  # a sum, and the groups over which it is partial
@@ -206,6 +206,20 @@ def reduce_(terms: Sequence[Term]) -> None:
         dist.all_reduce(bucket, group=group.handle)
         totals = zip(bucket.split([part.numel() for part in parts]), parts, strict=True)
         torch._foreach_copy_(parts, [total.view(part.shape) for total, part in totals])
+
+
+def whole_norms(norms: Mapping[Tensor, Tensor]) -> list[Tensor]:
+    """The norms of some parameters' gradients, of those of this rank's parts."""
+    if not any(map(is_sharded, norms)):
+        return list(norms.values())
+    squares = {p: norm.double().square() for p, norm in norms.items()}
+    terms: list[Term] = []
+    for p, square in squares.items():
+        if is_sharded(p):
+            cut = zip(groups_of(p), map(cut_axis, p.placements), strict=True)
+            terms.append((square, tuple(group for group, axis in cut if group is not None and axis is not None)))
+    reduce_(terms)
+    return [squares[p].sqrt().to(norm.dtype) for p, norm in norms.items()]
 
 
 def align(given: list[tuple[Shard, Tensor | None]]) -> Gradients:

@@ -86,20 +86,24 @@ class Group(NamedTuple):
         return values
 
 
+def groups_of(p: DTensor) -> list[Group | None]:
+    """The ranks along each mesh dimension of a parameter; None where there is only one."""
+    mesh = p.device_mesh
+    sizes = [mesh.size(k) for k in range(mesh.ndim)]
+    return [Group(mesh.get_group(k), n, mesh.device_type) if n > 1 else None for k, n in enumerate(sizes)]
+
+
 class Shard:
     """A sharded parameter on this rank: what does not change from step to step."""
 
     def __init__(self, p: DTensor, name: str, factoring: Factoring):
         """What the mesh and the placements of `p` say."""
-        mesh, part = p.device_mesh, local(p)
-        alone = [mesh.size(k) == 1 for k in range(mesh.ndim)]
+        part = local(p)
         self.p, self.name, self.placements = p, name, tuple(p.placements)
         self.part, self.device = tuple(part.shape), part.device
-        self.groups = [
-            None if a else Group(mesh.get_group(k), mesh.size(k), mesh.device_type) for k, a in enumerate(alone)
-        ]
-        axes = (None if a else cut_axis(q) for a, q in zip(alone, self.placements, strict=True))
-        self.split = Split(factoring, tuple(axes))
+        self.groups, axes = groups_of(p), map(cut_axis, self.placements)
+        cut = (None if group is None else axis for group, axis in zip(self.groups, axes, strict=True))
+        self.split = Split(factoring, tuple(cut))
         self.partial = {sum_: self.over(dimensions) for sum_, dimensions in self.split.partial().items()}
         self.shapes = self.split.shapes(self.part)
         # the placements and local shape of the last gradient; None: it has never had one
