@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor.backward.spent import forget, spend
-from adafactor.backward.units import Turns, Unit, find_modules, make_line
+from adafactor.backward.units import Turns, Unit, find_modules
 from adafactor.core import dtensor
 from adafactor.distributed.average import check_copies, group_of
 from adafactor.distributed.reductions import whole_norms
@@ -96,10 +96,9 @@ class Handle:
         modules = find_modules(model)
         inside = {p for unit in modules for p in unit.params}
         own = {p for p in self._parameters() if p not in inside and p.requires_grad}
-        line = make_line([p for p in model.parameters() if p in own and (group or dtensor.is_sharded(p))])
-        self._turns = Turns(modules, line, group, lambda unit: self._step(unit.params, unit))
-        self._units: dict[Tensor, Unit] = {p: unit for unit in self._turns for p in unit.params}
-        optimizer._step_apart(p for p in self._units if dtensor.is_sharded(p))
+        in_line = [p for p in model.parameters() if p in own and (group is not None or dtensor.is_sharded(p))]
+        self._turns = Turns(modules, in_line, group, self._step_unit)
+        optimizer._step_apart(p for p in self._turns.units if dtensor.is_sharded(p))
         self._hooks: Any = WeakTensorKeyDictionary()  # of parameters, which may be replaced and freed
         self._ends = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -160,18 +159,22 @@ class Handle:
     def _parameters(self) -> Iterator[Tensor]:
         return (p for group in self._optimizer.param_groups for p in group["params"])
 
+    def _name(self, p: Tensor) -> str:
+        name: str = self._names.get(p, "a parameter")
+        return name
+
     def _described(self) -> list[tuple[str, Tensor, dict[str, Any], dict[str, Any]]]:
         """Every parameter with its name, its group and its state."""
         groups, state = self._optimizer.param_groups, self._optimizer.state
-        return [(self._names.get(p, ""), p, group, state.get(p, {})) for group in groups for p in group["params"]]
+        return [(self._name(p), p, group, state.get(p, {})) for group in groups for p in group["params"]]
 
     def _watch(self) -> None:
         """Also those that were frozen, or not in the optimizer, when this was made."""
         for p in self._parameters():
             if p.requires_grad and p not in self._hooks:
-                if p not in self._units and self._turns.group is not None:
-                    self._units[p] = self._turns.append(p)
-                if p in self._units or not dtensor.is_sharded(p):  # else it is left to `optimizer.step()`
+                if p not in self._turns.units and self._turns.group is not None:
+                    self._turns.append(p)
+                if p in self._turns.units or not dtensor.is_sharded(p):  # else it is left to `optimizer.step()`
                     self._hooks[p] = p.register_post_accumulate_grad_hook(_Hook(self))
 
     def _arrived(self, p: Tensor) -> None:
@@ -180,17 +183,18 @@ class Handle:
             count = self._held[p.grad] = self._held.get(p.grad, 0) + 1
             if count < self.accumulate:
                 return
-        unit = self._units.get(p)
-        if unit is None:
-            self._step((p,))
+        if p in self._turns.units:
+            self._turns.arrived(p, self._name(p))
         else:
-            self._turns.arrived(p, unit, self._names.get(p, "a parameter"))
+            self._step((p,))
+
+    def _step_unit(self, unit: Unit) -> None:
+        unit.check_copy(self._name(unit.params[0]))
+        self._step(unit.params)
 
     @torch.no_grad()  # backward(create_graph=True) comes here with gradients on
-    def _step(self, params: tuple[Tensor, ...], unit: Unit | None = None) -> None:
+    def _step(self, params: tuple[Tensor, ...]) -> None:
         """Step these together, and free their gradients."""
-        if unit is not None:
-            unit.check_copy(self._names.get(params[0], "a parameter"))
         norms = {p: self._limit(p) for p in params if p.grad is not None}
         try:
             stepped = self._optimizer._step(params)
@@ -201,7 +205,7 @@ class Handle:
             ) from None
         if stepped:
             for p, norm in norms.items():
-                spend(p, self._names.get(p, "a parameter"), norm)
+                spend(p, self._name(p), norm)
 
     def _limit(self, p: Tensor) -> Tensor | None:
         """Note the norm of a complete gradient, then scale it by what the previous step's norm says."""
@@ -245,7 +249,7 @@ class Handle:
             self._optimizer.param_groups[0][NORM] = vector_norm(norms.where(norms.isfinite(), 0.0))
             self._norms = {}
         self._watch()
-        self._turns.begin()
+        self._turns.end_step()
 
 
 class _Hook:

@@ -42,11 +42,15 @@ class Spent(Tensor):
         spent = next(arg for arg in _flat([*args, *(kwargs or {}).values()]) if isinstance(arg, Spent))
         if func in (aten.view.default, aten.alias.default, aten.detach.default):  # a DTensor makes these of its part
             return Spent(spent, spent.of, spent.measured)
-        if spent.measured is not None:
-            if func is aten.linalg_vector_norm.default and args[1:] in ((), (2,)):
-                return spent.measured.to((kwargs or {}).get("dtype") or spent.measured.dtype, copy=True)
-            if func is aten.mul_.Tensor and args[0] is spent and args[1].numel() == 1 and args[1].item() == 1:
-                return spent
+        if func in (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar) and args[1:] in ((), (2,)):
+            norms = [one.measured for one in _flat(args[:1])]
+            if None not in norms:
+                dtype = (kwargs or {}).get("dtype")
+                copies = [norm.to(dtype or norm.dtype, copy=True) for norm in norms]
+                return copies if isinstance(args[0], list) else copies[0]
+        if func in (aten.mul_.Tensor, aten._foreach_mul_.Tensor) and spent.measured is not None:
+            if isinstance(args[1], Tensor) and args[1].numel() == 1 and args[1].item() == 1:
+                return spent if func is aten.mul_.Tensor else None  # each as torch's own does
         if func in (aten.add_.Tensor, aten.add.Tensor):
             raise second_gradient(spent.of)
         raise RuntimeError(

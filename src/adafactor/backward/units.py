@@ -11,7 +11,7 @@ end, or where a rank's backward has reached none of the parameters, in `optimize
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 from torch.autograd import Variable
@@ -61,18 +61,31 @@ class Unit:
 class Turns:
     """Has units step in an order that all ranks share."""
 
-    def __init__(self, modules: list[Unit], line: list[Unit], group: Group | None, step: Callable[[Unit], None]):
-        """With what steps a unit, and the group over which gradients in the line are averaged, if any."""
-        self.modules, self.line, self.group, self._step_unit = modules, line, group, step
+    def __init__(
+        self, modules: list[Unit], params: Iterable[Tensor], group: Group | None, step: Callable[[Unit], None]
+    ):
+        """With what steps a unit.
+
+        Args:
+            modules: the units of FSDP2.
+            params: those that stand in a line.
+            group: over which the gradients of these are averaged, if they are.
+            step: is called with the unit whose turn it is.
+        """
+        self.modules, self.group, self._step_unit = modules, group, step
+        self._params = list(params)[::-1]  # gradients mostly come in this order
+        self._seen: dict[Tensor, None] | None = {}  # the order in which they came in the first step; None: it is over
         self._next = 0  # in the line
         self._open: Unit | None = None  # a module whose gradients are coming
         self._under_way: tuple[Unit, Average] | None = None
+        self._line_up()
         self.begin()
 
-    def arrived(self, p: Tensor, unit: Unit, name: str) -> None:
+    def arrived(self, p: Tensor, name: str) -> None:
         """Note that the gradient of `p` is complete, and step the units whose turn that makes it."""
+        unit = self.units[p]
         if unit.is_done:
-            if any(is_spent(q.grad) for one in self for q in one.params):
+            if any(is_spent(q.grad) for q in self.units):
                 raise second_gradient(name)
             self.begin()  # somebody has dropped all gradients, after a failure say
         try:
@@ -83,6 +96,8 @@ class Turns:
                 "it is scaled: call optimizer.step() after the schedule without step_in_backward"
             ) from None
         unit.note(p)
+        if self._seen is not None:
+            self._seen[p] = None
         if self._open is not unit:
             self._close()
         if unit.place is not None:
@@ -93,10 +108,10 @@ class Turns:
             while self._next < len(self.line) and self.line[self._next].is_complete:
                 self._start(self.line[self._next])
 
-    def append(self, p: Tensor) -> Unit:
-        """Put one more parameter at the end of the line."""
-        self.line.append(Unit([p]))
-        return self.line[-1]
+    def append(self, p: Tensor) -> None:
+        """Put one more parameter into the line, before the next step."""
+        self._params.append(p)
+        self._line_up()
 
     def end_backward(self) -> None:
         """Step what has been left incomplete."""
@@ -112,15 +127,25 @@ class Turns:
             if not unit.is_done:
                 self._step(unit)
 
+    def end_step(self) -> None:
+        """End the step; after the first one stand in line as gradients came to the first rank, and the others last."""
+        if self.group is not None and self._seen is not None:
+            places = {p: place for place, p in enumerate(self._params)}
+            first = self.group.ask([places[p] for p in self._seen])[0]
+            self._params = [self._params[place] for place in dict.fromkeys([*first, *places.values()])]
+            self._line_up()
+        self._seen = None
+        self.begin()
+
     def begin(self) -> None:
-        """Begin the next step."""
-        for unit in self:
+        """Wait for the gradients of the next step, or again for those of this one."""
+        for unit in (*self.modules, *self.line):
             unit.begin()
         self._next, self._open, self._under_way = 0, None, None
 
-    def __iter__(self) -> Iterator[Unit]:
-        """All units."""
-        return iter([*self.modules, *self.line])
+    def _line_up(self) -> None:
+        self.line = _pack(self._params)
+        self.units = {p: unit for unit in (*self.modules, *self.line) for p in unit.params}
 
     def _close(self) -> None:
         """No more gradients come for the module whose gradients were coming."""
@@ -168,11 +193,11 @@ def find_modules(model: nn.Module) -> list[Unit]:
     return [Unit([p for p, *_ in own], place=own[0][1:]) for own in together.values() if own]
 
 
-def make_line(params: Sequence[Tensor]) -> list[Unit]:
-    """Units of parameters in the opposite of their order, in which gradients mostly come; small ones together."""
+def _pack(params: Iterable[Tensor]) -> list[Unit]:
+    """Units of parameters of one kind, small ones together."""
     units: list[list[Tensor]] = []
     full, kind = True, None
-    for p in reversed(params):
+    for p in params:
         if full or kind != (p.dtype, p.device) or p.nbytes >= PACK:
             units.append([])
         units[-1].append(p)

@@ -31,10 +31,10 @@ class Average:
         import torch.distributed as dist
 
         self._params, self._is_here = params, [p.grad is not None for p in params]
-        flags = [float(here) for here in self._is_here]
-        self._flags = torch.tensor(flags, device=group.device)
+        self._flags = torch.tensor(self._is_here, dtype=torch.float32, device=group.device)
+        self._orders = [sorted(range(p.dim()), key=p.stride, reverse=True) for p in params]  # of axes, in memory
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        flat = [g.contiguous(memory_format=torch.contiguous_format).view(-1) for g in grads]
+        flat = [g.permute(order).reshape(-1) for g, order in zip(grads, self._orders, strict=True)]
         self._packed = flat[0] if len(flat) == 1 else torch.cat(flat)
         for p in params:
             p.grad = None
@@ -45,12 +45,13 @@ class Average:
         """Wait for the others, and hand the averages over."""
         for work in self._works:
             work.wait()
-        # to read them would make the host wait for a device: only where something is missing
+        # to read the flags would make the host wait for a device: only where something is missing
         has = self._is_here if all(self._is_here) else [here > 0 for here in self._flags.tolist()]
         pieces = self._packed.split([p.numel() for p in self._params])
-        for p, piece, is_there in zip(self._params, pieces, has, strict=True):
+        for p, order, piece, is_there in zip(self._params, self._orders, pieces, has, strict=True):
             if is_there:
-                p.grad = piece.view(p.shape)
+                back = [order.index(axis) for axis in range(p.dim())]
+                p.grad = piece.view([p.shape[axis] for axis in order]).permute(back)
 
 
 def group_of(handle: ProcessGroup, device: torch.device) -> Group:
