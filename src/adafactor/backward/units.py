@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
@@ -78,6 +79,7 @@ class Turns:
         self._next = 0  # in the line
         self._open: Unit | None = None  # a module whose gradients are coming
         self._under_way: tuple[Unit, Average] | None = None
+        self._backward = -1  # torch's number of the backward in which the last gradient came
         self._line_up()
         self.begin()
 
@@ -88,16 +90,18 @@ class Turns:
             if any(is_spent(q.grad) for q in self.units):
                 raise second_gradient(name)
             self.begin()  # somebody has dropped all gradients, after a failure say
-        try:
-            Variable._execution_engine.queue_callback(self.end_backward)
-        except RuntimeError:
+        backward = torch._C._current_graph_task_id()
+        if backward < 0:
             raise RuntimeError(
                 f"the gradient of {name} came outside of any backward(), as a pipeline's schedule reduces it, before "
                 "it is scaled: call optimizer.step() after the schedule without step_in_backward"
-            ) from None
+            )
+        Variable._execution_engine.queue_callback(self.end_backward)
         unit.note(p)
         if self._seen is not None:
             self._seen[p] = None
+        if backward != self._backward:  # a unit that one before has left open is over, or waits for `optimizer.step()`
+            self._open, self._backward = None, backward
         if self._open is not unit:
             self._close()
         if unit.place is not None:

@@ -65,7 +65,9 @@ class Bucket:
         self.members = [p in own for p in self._all(groups)]
         self.settings = [s.without_rates for s in settings]
         self.forms: list[list[Any]] = []  # of the gradients that `executors` were prepared for
-        self.counted = [p.x for p in parameters if not p.x.is_inference()]  # torch counts how often they are written to
+        # torch counts how often these are written to; of a shard, by way of the DTensor and of its part
+        both = {id(t): t for p in parameters for t in (p.p, p.x)}
+        self.counted = [t for t in both.values() if not t.is_inference()]
         self.versions = list(map(_version, self.counted))
         self.new_metrics = False  # since `flush`
         self.fingerprint = self._look(groups, states) if all(map(_can_fingerprint, parameters)) else None
@@ -93,9 +95,6 @@ class Bucket:
         Everything that can be wrong with a gradient is found here, before anything is changed.
         """
         if self.ranks is not None:
-            for parameter, g in zip(self.parameters, grads, strict=True):
-                if g is not None:
-                    check_gradient(parameter.p, g, parameter.name)
             grads = self.ranks.align(self.parameters, grads)
         if not self._match_forms(grads):
             for parameter, g in zip(self.parameters, grads, strict=True):
@@ -113,7 +112,7 @@ class Bucket:
         if list(map(_version, self.counted)) == self.versions:
             return None
         before = dict(zip(map(id, self.counted), self.versions, strict=True))
-        return [id(p.x) in before and p.x._version != before[id(p.x)] for p in self.parameters]
+        return [any(id(t) in before and t._version != before[id(t)] for t in (p.p, p.x)) for p in self.parameters]
 
     def end_step(self) -> None:
         """Remember how the step has left the parameters."""
@@ -167,7 +166,7 @@ class Bucket:
             fingerprint.append([len(group["params"]) for group in groups])
         if self.ranks is not None:
             fingerprint.append([(getattr(p, "placements", None), p.requires_grad) for p in every])
-            params, statistics = list(map(dtensor.local, params)), list(map(dtensor.local, statistics))
+            params, statistics = dtensor.parts(params), dtensor.parts(statistics)
         fingerprint += [list(map(Tensor.data_ptr, chain(params, statistics))), list(map(_dtype, statistics))]
         fingerprint += [list(map(_form, params)), list(map(Tensor.stride, params)), list(map(Tensor.is_neg, params))]
         return fingerprint

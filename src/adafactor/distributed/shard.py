@@ -127,6 +127,14 @@ class Shard:
         """Where this rank's part begins in the whole."""
         return beginning(self.p)
 
+    @cached_property
+    def counts_row(self) -> bool:
+        """Whether this rank's copy of R counts for mean(R): the first one of those along the mesh dimensions."""
+        f, here = self.split.factoring, self.p.device_mesh.get_coordinate()
+        if here is None or not isinstance(f, Factored):
+            return False
+        return all(here[k] == 0 for k, cut in enumerate(self.split.axes) if cut == f.col_axis)
+
     def zeros(self, *shape: int) -> Tensor:
         """A sum of nothing."""
         return torch.zeros(shape, dtype=sum_dtype(self.device), device=self.device)
@@ -134,7 +142,7 @@ class Shard:
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁); None where a rank has R whole.
 
-        G is sharded by rows and perhaps by columns too, Rₜ₋₁ only by rows: so of its copies the first one counts.
+        G is sharded by rows and perhaps by columns too, Rₜ₋₁ only by rows: so of its copies one counts.
         """
         f = self.split.factoring
         if not isinstance(f, Factored) or "mean_row" not in self.shapes or rows is None or row is None:
@@ -142,7 +150,6 @@ class Shard:
         axis, n = f.row_axis_of_r, f.shape[f.row_axis]
         # contiguous on every rank: torch rounds other strides differently, and copies must not differ
         mean = rows.contiguous().sum(axis, keepdim=True) * (w2 / n)
-        here = self.p.device_mesh.get_coordinate()
-        if here is not None and all(here[k] == 0 for k, cut in enumerate(self.split.axes) if cut == f.col_axis):
+        if self.counts_row:
             mean += row.sum(axis, keepdim=True, dtype=mean.dtype) * (beta2 / n)
         return mean

@@ -92,8 +92,18 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
 
 @summing
 def factors(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
-    """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them."""
+    """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them.
+
+    Before that, in the phase MOMENTS, only a shard's share of mean(R), which other ranks complete.
+    """
     if job.estimator == jobs.FULL:
+        return
+    if phase == jobs.MOMENTS:
+        share = array_at(job.known_mean, job.B * job.S * job.K, np.float64)
+        if job.swapped:
+            _share_of_mean(job, job.col, job.col_state, job.col_offsets, job.Q, job.n_cols, share, dtypes.stat)
+        else:
+            _share_of_mean(job, job.row, job.row_state, job.row_offsets, job.P, job.n_rows, share, dtypes.stat)
         return
     batch = job.S * job.K
     row = array_at(job.row, job.B * job.P * batch, np.float64)
@@ -135,6 +145,23 @@ def _average(new: Array, state: int, offsets: int, scratch: int, beta2: float, w
     for j in range(len(new)):
         new[j] += old[j]
         array_at(state + size * state_index(offsets, j), 1, stat)[0] = narrow(new[j], stat)
+
+
+@as_written
+def _share_of_mean(
+    job: Job, means: int, state: int, offsets: int, count: int, length: float, share: Array, stat: Any
+) -> None:
+    """Compute this rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁), for every slice of the batch."""
+    inner, size = job.K if job.swapped else job.S * job.K, size_of(stat)
+    new = array_at(means, len(share) * count, np.float64)
+    for k in range(len(share)):
+        now, old = 0.0, 0.0
+        for j in range(count):
+            i = (k // inner * count + j) * inner + k % inner
+            now += new[i]
+            if job.counts_row:
+                old += array_at(state + size * state_index(offsets, i), 1, stat)[0]
+        share[k] = now * (job.w2 / length) + old * (job.beta2 / length)
 
 
 @summing

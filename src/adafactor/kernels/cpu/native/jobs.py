@@ -74,7 +74,8 @@ class Job:
     col_state: int
     row_offsets: int  # where the state keeps each entry of a factor, in elements; 0: in the order of memory
     col_offsets: int
-    known_mean: int  # mean(R), where only a part of R is here; 0: it is computed
+    known_mean: int  # mean(R), where only a part of R is here: first its share, then all of it; 0: it is computed
+    counts_row: int  # of the copies of R on several ranks this one counts for the mean
     # Random numbers: the keys of this step; the number of X's first element, and what is added along B, P, S, Q·K.
     key1: int
     key2: int
@@ -310,8 +311,8 @@ def is_accurate(job: Job, total: float) -> bool:
 
 @as_written
 def energy_in_first_pass(job: Job) -> bool:
-    """Say whether ΣU² comes out of the first pass (see `energy`): where all of R is here, and U is made of G."""
-    return job.estimator != FULL and job.momentum != OF_GRADIENT and job.count == elements_of(job)
+    """Say whether ΣU² comes out of the first pass (see `energy`): where rows are whole here, and U is made of G."""
+    return job.estimator != FULL and job.momentum != OF_GRADIENT and job.n_cols == job.Q
 
 
 # ---- scratch

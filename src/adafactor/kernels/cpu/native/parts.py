@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def _needed(job: Any, dtypes: Dtypes) -> Iterator[tuple[str, tuple[str, Any]]]:
     yield "moments", _part(moments.moments_of_tiles if tiled else moments.moments_of_lines, stat, g, stat)
     yield "moments_in_double", _part(factors.moments_in_double, stat, g, stat)
     yield "factors", _part(factors.factors, stat, stat, stat)
-    if job["momentum"] == jobs.OF_GRADIENT or job["count"] != prod(int(job[axis]) for axis in "BPSQK"):
+    if job["momentum"] == jobs.OF_GRADIENT or job["n_cols"] != job["Q"]:
         yield "energy", _part(energy.energy_of_lines, stat, u, stat)
     if stat is np.float32:
         yield "energy_in_double", _part(energy.energy_in_double, stat, u, stat)
