@@ -248,6 +248,7 @@ def go_on(model: nn.Module, optimizer: Adafactor) -> None:
         loss(model).backward()
     hook.remove()
     optimizer.zero_grad()
+    model.reset_iter_state()  # type: ignore[operator]  # else FSDP2 does not call a block's hooks the next time
     loss(model, 1).backward()
     optimizer.step()
     steps = {name: int(optimizer.state[p]["step"]) for name, p in model.named_parameters() if p in optimizer.state}
@@ -332,6 +333,8 @@ def checks() -> Iterator[tuple[str, Any]]:
     for name, result in under_fsdp(size):
         yield f"equal | {name}", everywhere(result)
     yield "memory", everywhere({"inside": in_memory(True), "after": in_memory(False)})
-    for act in (keep_gathered, twice, clip, go_on, load_anew):
+    acts = [keep_gathered, twice, clip, load_anew]
+    acts += [go_on] if hasattr(FSDPModule, "reset_iter_state") else []
+    for act in acts:
         yield f"refusal | {act.__name__}", everywhere(refusal(act))
     yield "limited", everywhere(limited())

@@ -48,7 +48,7 @@ def test_what_cannot_work_under_fsdp_says_so_on_all_ranks(launch: str, request: 
     found: dict[str, Any] = request.getfixturevalue(launch)["in_backward"]
     for name, message in MESSAGES.items():
         assert all(message in said for said in found[f"refusal | {name}"]), name
-    assert not any(found["refusal | go_on"])
+    assert not any(found.get("refusal | go_on", []))
 
 
 @BOTH
