@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -18,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -31,7 +32,7 @@ from tests.distributed.counted import Collectives
 from tests.distributed.placements import errors, everywhere, fingerprint, whole
 from tests.distributed.split import split
 
-OPTIONS: dict[str, dict[str, bool]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "sharded": {},
     "full": {"full_state_dict": True},
     "on the first rank": {"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True},
@@ -41,7 +42,7 @@ OPTIONS: dict[str, dict[str, bool]] = {
 }
 
 
-def restored(**options: bool) -> bool:
+def restored(**options: Any) -> bool:
     """Whether state that went through torch's functions, with these options, continues on the same bits."""
     model, optimizer = make("FSDP2", torch.float32)
     train(model, optimizer, range(3))
@@ -69,12 +70,15 @@ def saved_meanwhile() -> bool:
     train(model, optimizer, range(2))
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     apart = dist.new_group(backend="gloo")  # its collectives come from another thread, and not into ours
-    future: Any = dcp.async_save(state, checkpoint_id=folder, process_group=apart)
+    future: Any = async_save(state, checkpoint_id=folder, process_group=apart)
     path = train(model, optimizer, range(2, 4))[-1]
     future.result()
     other, resumed = make("FSDP2", torch.float32, seed=1)
-    loaded = {"model": get_model_state_dict(other), "optimizer": get_optimizer_state_dict(other, resumed)}
-    dcp.load(loaded, checkpoint_id=folder)
+    loaded: dict[str, Any] = {
+        "model": get_model_state_dict(other),
+        "optimizer": get_optimizer_state_dict(other, resumed),
+    }
+    load(loaded, checkpoint_id=folder)
     set_model_state_dict(other, loaded["model"])
     set_optimizer_state_dict(other, resumed, loaded["optimizer"])
     return all(map(torch.equal, path, train(other, resumed, range(2, 4))[-1]))
@@ -85,7 +89,7 @@ def redundant() -> dict[str, Any]:
     plain, reference = make("plain", torch.float64)
     starts = [p.detach().clone() for p in plain.parameters()]
     model = DistributedDataParallel(copy.deepcopy(plain))
-    optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), Adafactor, **KEYWORDS)
+    optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), Adafactor, **KEYWORDS)  # type: ignore[arg-type]
     path = train(model, optimizer, range(4))
     expected = train(plain, reference, range(4))
     optimizer.consolidate_state_dict(0)
@@ -127,13 +131,12 @@ def in_a_pipeline(shard: bool) -> dict[str, Any]:
     stage = PipelineStage(module, rank, size, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
     optimizer, reference = Adafactor(module.named_parameters()), Adafactor(plain.named_parameters())
-    starts, path, said = [p.detach().clone() for p in plain[rank].parameters()], [], ""  # type: ignore[union-attr]
+    starts, path, said = [p.detach().clone() for p in plain[rank].parameters()], [], ""
     handle = step_in_backward(module, optimizer) if shard else None
     for step in range(3):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        inputs = [x] if rank == 0 else []
         try:
-            schedule.step(*inputs, **({"target": x} if rank == size - 1 else {}))
+            schedule.step(*([x] if rank == 0 else []), target=x if rank == size - 1 else None)
         except RuntimeError as error:
             said = str(error)
             break
@@ -142,7 +145,7 @@ def in_a_pipeline(shard: bool) -> dict[str, Any]:
         (plain(x) - x).square().mean().backward()
         reference.step()
         reference.zero_grad()
-        path.append([whole(p) for p in plain[rank].parameters()])  # type: ignore[union-attr]
+        path.append([whole(p) for p in plain[rank].parameters()])
     if handle is not None:
         handle.remove()
         return {"said": said}

@@ -14,7 +14,7 @@ from tests.distributed.test_equal import BOTH, same_everywhere
 def test_a_sharded_model_steps_inside_backward_to_the_bits_of_steps_after_it(
     launch: str, request: pytest.FixtureRequest
 ) -> None:
-    """On more than two ranks the bits of a sum depend on what is summed beside it: there, of steps in the same units."""
+    """On more than two ranks the bits of a sum depend on what is summed beside it: there, units are compared."""
     found: dict[str, Any] = request.getfixturevalue(launch)["in_backward"]
     cases = {name: ranks for name, ranks in found.items() if name.startswith("equal | ")}
     assert len(cases) >= 10
