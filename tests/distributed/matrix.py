@@ -63,14 +63,18 @@ def restored(**options: Any) -> bool:
     return all(map(torch.equal, *paths))
 
 
+def state_of(model: nn.Module, optimizer: Adafactor) -> dict[str, Any]:
+    """Model and optimizer, as torch's checkpoints take them."""
+    return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
 def saved_meanwhile() -> bool:
     """Whether a checkpoint that `async_save` writes while training goes on is that of the moment it was asked for."""
     folder = everywhere(tempfile.mkdtemp())[0]
     model, optimizer = make("FSDP2", torch.float32)
     train(model, optimizer, range(2))
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     apart = dist.new_group(backend="gloo")  # its collectives come from another thread, and not into ours
-    future: Any = async_save(state, checkpoint_id=folder, process_group=apart)
+    future: Any = async_save(state_of(model, optimizer), checkpoint_id=folder, process_group=apart)
     path = train(model, optimizer, range(2, 4))[-1]
     future.result()
     other, resumed = make("FSDP2", torch.float32, seed=1)
