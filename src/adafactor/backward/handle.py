@@ -309,6 +309,12 @@ def _check_pair(model: nn.Module, optimizer: Adafactor) -> None:
         "trainable, but not in the optimizer; nothing would free such gradients. Add them to it or freeze them",
     )
     _refuse(
+        [name for p, name in names.items() if dtensor.is_sharded(p) and p.is_cpu and p.device_mesh.device_type != "cpu"]
+        if torch.__version__ < (2, 13)
+        else [],
+        "offloaded to the CPU; before torch 2.13 its gradient may still be on its way when FSDP2 says that it is there",
+    )
+    _refuse(
         [name for p, name in names.items() if _is_attached(p)],
         "attached already; call remove() of the first handle before",
     )
