@@ -310,7 +310,7 @@ def _check_pair(model: nn.Module, optimizer: Adafactor) -> None:
     )
     _refuse(
         [name for p, name in names.items() if dtensor.is_sharded(p) and p.is_cpu and p.device_mesh.device_type != "cpu"]
-        if torch.__version__ < (2, 13)
+        if torch.__version__ < (2, 13)  # type: ignore[operator]  # torch compares its version so
         else [],
         "offloaded to the CPU; before torch 2.13 its gradient may still be on its way when FSDP2 says that it is there",
     )
