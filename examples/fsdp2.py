@@ -2,9 +2,13 @@
 
     torchrun --standalone --nproc-per-node=2 examples/fsdp2.py
     torchrun --standalone --nproc-per-node=4 examples/fsdp2.py --tp 2 --steps 400    # continues on four ranks
+    torchrun --standalone --nproc-per-node=2 examples/fsdp2.py --lean --steps 600    # fine-tunes it in little memory
 
 It learns to write its own source code, byte by byte. Checkpoints are torch.distributed.checkpoint's: every rank writes
 its part, and the next run may have another number of ranks or another --tp. The optimizer needs no word about it.
+
+With --lean the weights are bfloat16, rounded stochastically, and each block steps inside backward as soon as FSDP2 has
+reduced its gradients: there is no float32 copy of the weights, and there are gradients of one block at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from adafactor import Adafactor
+from adafactor import Adafactor, step_in_backward
 
 WIDTH, HEADS, LAYERS, CONTEXT, BATCH, BYTES = 64, 4, 2, 64, 16, 256
 
@@ -78,6 +82,9 @@ def shard(model: GPT, mesh: DeviceMesh) -> None:
             plan |= {name: RowwiseParallel() for name in ("out", "down")}
             parallelize_module(block, mesh["model"], plan)
         fully_shard(block, mesh=mesh["data"])
+    # what is left to the model itself is reduced at the very end of backward: so that is nothing
+    for rest in (model.bytes, model.positions, [model.norm, model.head]):
+        fully_shard(rest, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
 
 
@@ -100,6 +107,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="train up to this step")
     parser.add_argument("--tp", type=int, default=1, help="ranks that hold one model together")
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--lean", action="store_true", help="bfloat16 weights that step inside backward")
     parser.add_argument("--folder", type=Path, default=Path("runs/fsdp2"), help="of the checkpoints")
     arguments = parser.parse_args()
 
@@ -110,9 +118,11 @@ def main() -> None:
     if device == "cuda":
         torch.cuda.set_device(mesh.get_rank() % torch.cuda.device_count())
     torch.manual_seed(0)
-    model = GPT().to(device)
+    model = GPT().to(device, torch.bfloat16 if arguments.lean else torch.float32)
     shard(model, mesh)
-    optimizer = Adafactor(model.named_parameters())
+    optimizer = Adafactor(model.named_parameters(), rounding="stochastic" if arguments.lean else "nearest")
+    if arguments.lean:
+        step_in_backward(model, optimizer)
 
     first = 0
     if found := latest(arguments.folder):
@@ -127,7 +137,7 @@ def main() -> None:
     for step in range(first + 1, arguments.steps + 1):
         ids = batch(text, step, mesh).to(device)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss = F.cross_entropy(model(ids[:, :-1]).float().flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         if step % 10 == 0 or step == arguments.steps:
@@ -140,6 +150,7 @@ def main() -> None:
             save_checkpoint(
                 {"model": weights, "optimizer": state}, checkpoint_id=str(arguments.folder / f"step-{step}")
             )
+    dist.barrier()  # nobody leaves while others are still writing
     dist.destroy_process_group()
 
 

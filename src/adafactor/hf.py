@@ -107,7 +107,7 @@ class Adafactor(optimizer.Adafactor):
             param_group = {**keywords, **flags, **more, **({COUNT: 0} if flags["warmup_init"] else {})}
         super().add_param_group(param_group)
 
-    def _step(self, only: Tensor | None = None) -> bool:
+    def _step(self, only: tuple[Tensor, ...] | None = None) -> bool:
         """Set the size of relative steps, whatever a scheduler has written there."""
         for group in self.param_groups:
             if group.get("relative_step"):

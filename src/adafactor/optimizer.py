@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import wraps
 from typing import Any, ParamSpec, overload
@@ -30,6 +30,7 @@ from adafactor.distributed.reductions import Ranks
 from adafactor.distributed.shard import Shard
 
 P = ParamSpec("P")
+Unit = tuple[Tensor, ...]  # parameters that step together inside backward
 
 
 def _as_given(init: Callable[P, None]) -> Callable[P, None]:
@@ -164,13 +165,14 @@ class Adafactor(Optimizer):
         kernels.check(backend)  # a wrong name and a missing package are told at once
         self.backend = backend
         self._settings = CheckedGroups()
-        self._buckets: dict[Tensor | None, Bucket] = {}  # None: the whole model; a parameter: itself, inside backward
+        self._buckets: dict[Unit | None, Bucket] = {}  # None: the whole model; else what steps inside backward
         self._metrics: Any = WeakTensorKeyDictionary()  # what is behind `report()`
         self._made_for: Any = WeakTensorKeyDictionary()  # the factoring and `momentum_of` that a state was made for
         self._warned = self._fell_back = False
         # after load_state_dict the ranks have to agree anew; the others may not know and expect the same sums as before
-        before: Agreement | None = getattr(self, "_agreement", None)
-        self._agreement = Agreement([] if before is None else before.shards)
+        before: dict[Unit | None, Agreement] = getattr(self, "_agreements", {})
+        self._agreements = {unit: Agreement(agreement.shards) for unit, agreement in before.items()}
+        self._apart: set[Tensor] = getattr(self, "_apart", set())  # sharded ones that step inside backward
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
@@ -247,7 +249,7 @@ class Adafactor(Optimizer):
         if dtensor.is_sharded(p):
             raise ValueError("a sharded parameter (DTensor) cannot step alone: its sums are reduced with the others'")
         self._opt_called = True  # so that torch's schedulers do not miss `step()`
-        if not self._step_undisturbed(p):
+        if not self._step_undisturbed((p,)):
             raise ValueError(f"a parameter of shape {tuple(p.shape)} is in no group of this optimizer")
 
     def step_parameter(self, p: Tensor, group: dict[str, Any] | None = None, i: int | None = None) -> None:
@@ -255,15 +257,15 @@ class Adafactor(Optimizer):
         self.step_param(p, group)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
-    def _step_undisturbed(self, only: Tensor | None = None) -> bool:
+    def _step_undisturbed(self, only: Unit | None = None) -> bool:
         with held_back(), torch.no_grad():
             return self._step(only)
 
-    def _step(self, only: Tensor | None = None) -> bool:
-        """Step what has a gradient, or `only` this parameter: `backward.py` hands them in one by one.
+    def _step(self, only: Unit | None = None) -> bool:
+        """Step what has a gradient, or `only` these: `backward` hands them in as their gradients come.
 
         Returns:
-            False for a parameter that is in no group (any more), and so takes no step.
+            False for parameters that are in no group (any more), and so take no step.
         """
         settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
         watched = kernels.is_watched()
@@ -287,7 +289,14 @@ class Adafactor(Optimizer):
                 self._warn_of_skipping(skipped[0])
         return True
 
-    def _flush(self, stepping: Tensor | None) -> None:
+    def _step_apart(self, apart: Iterable[Tensor]) -> None:
+        """Leave these sharded parameters out of `step()`, where they would take part without a gradient too."""
+        for bucket in self._buckets.values():
+            bucket.flush()
+        self._buckets.clear()
+        self._apart = set(apart)
+
+    def _flush(self, stepping: Unit | None) -> None:
         """Note the figures of earlier steps before those of another bucket of the same parameters."""
         if stepping is None:
             for key, bucket in self._buckets.items():
@@ -296,11 +305,11 @@ class Adafactor(Optimizer):
         elif None in self._buckets:
             self._buckets[None].flush()
 
-    def _gather(self, only: Tensor | None, settings: list[Settings], known: Bucket | None) -> Bucket:
+    def _gather(self, only: Unit | None, settings: list[Settings], known: Bucket | None) -> Bucket:
         """Put together the parameters that step together. What is wrong with them is found before anything changes.
 
         Args:
-            only: the parameter that steps alone, inside backward.
+            only: the parameters that step inside backward; None: all.
             settings: of each group.
             known: a bucket whose parameters are as they were; those without a gradient this time stay in.
         """
@@ -315,17 +324,19 @@ class Adafactor(Optimizer):
             self._warn_of_flat_slices()
             self._follow_groups()
         parameters: list[Parameter] = []
-        place = None
+        places = []
         for group, index, number, p, name in self._entries(only):
-            place = group, index
-            sharded = dtensor.is_sharded(p)
-            if p.grad is None and p not in staying and not (sharded and p.requires_grad):
-                continue  # a sharded one without a gradient here may have one on other ranks
-            parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
-        ranks = Ranks(parameters, self._agreement) if any(p.shard is not None for p in parameters) else None
+            places.append((group, index))
+            # a sharded one without a gradient here may have one on other ranks
+            is_shared = dtensor.is_sharded(p) and p.requires_grad and (only is not None or p not in self._apart)
+            if p.grad is not None or p in staying or is_shared:
+                parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
+        ranks = None
+        if any(p.shard is not None for p in parameters):
+            ranks = Ranks(parameters, self._agreements.setdefault(only, Agreement()))
         backend = "eager" if watched else self.backend
-        alone = None if only is None else place
-        bucket = Bucket(parameters, ranks, backend, _prepare, self.param_groups, settings, self.state, alone)
+        own = None if only is None else places
+        bucket = Bucket(parameters, ranks, backend, _prepare, self.param_groups, settings, self.state, own)
         if not watched:
             self._buckets[only] = bucket
             self._forget_what_left()
@@ -361,12 +372,12 @@ class Adafactor(Optimizer):
         states.complete(state, p, factoring, settings, name)
         self._made_for[p] = factoring, settings.momentum_of
 
-    def _entries(self, only: Tensor | None) -> Iterator[tuple[int, int, int, Tensor, str]]:
-        """Every parameter, or only one: its group, its place there, its number among all, itself, its name."""
-        number = 0
+    def _entries(self, only: Unit | None) -> Iterator[tuple[int, int, int, Tensor, str]]:
+        """Every parameter, or only some: its group, its place there, its number among all, itself, its name."""
+        number, wanted = 0, None if only is None else set(only)
         for i, (group, names) in enumerate(zip(self.param_groups, names_of(self.param_groups), strict=True)):
             for j, (p, name) in enumerate(zip(group["params"], names, strict=True)):
-                if only is None or p is only:
+                if wanted is None or p in wanted:
                     yield i, j, number, p, name
                 number += 1
 
@@ -374,7 +385,9 @@ class Adafactor(Optimizer):
         """Drop the buckets of parameters that are no longer in any group, so that they can be freed."""
         if len(self._buckets) > 1:
             held = {p for group in self.param_groups for p in group["params"]}
-            self._buckets = {key: bucket for key, bucket in self._buckets.items() if key is None or key in held}
+            for unit in [unit for unit in self._buckets if unit is not None and held.isdisjoint(unit)]:
+                del self._buckets[unit]
+                self._agreements.pop(unit, None)
 
     def report(self) -> list[Record]:
         """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).

@@ -194,22 +194,26 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_sharded_parameters_are_refused() -> None:
+def test_a_process_group_is_for_plain_parameters() -> None:
+    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model, _ = plain()
+    model, optimizer = plain()
+    with pytest.raises(TypeError, match=r"process_group must be a torch.distributed.ProcessGroup or None, not str"):
+        step_in_backward(model, optimizer, process_group="world")  # type: ignore[arg-type]
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(ValueError, match=r"0\.weight, .* and 1 more: sharded \(DTensor\)"):
-        step_in_backward(model, Adafactor(model.parameters()))
+    with pytest.raises(ValueError, match=r"0\.weight, .* and 1 more: sharded \(DTensor\), so .* reduced already"):
+        step_in_backward(model, Adafactor(model.parameters()), process_group=dist.group.WORLD)
 
 
 @pytest.mark.usefixtures("alone")
-def test_data_parallel_gradients_are_refused_also_when_the_wrapper_is_not_seen() -> None:
+@pytest.mark.parametrize("as_views", [False, True])
+def test_data_parallel_gradients_are_refused_also_when_the_wrapper_is_not_seen(as_views: bool) -> None:
     model, optimizer = plain()
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    with pytest.raises(ValueError, match="DistributedDataParallel, which adds up gradients after"):
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_views)
+    with pytest.raises(ValueError, match="DistributedDataParallel, which adds up gradients after.*process_group=…"):
         step_in_backward(wrapped, optimizer)
     step_in_backward(model, optimizer)
-    with pytest.raises(RuntimeError, match=GONE):
+    with pytest.raises(RuntimeError, match=f"{GONE}.*instead of DistributedDataParallel, give .*process_group="):
         wrapped(torch.ones(6)).sum().backward()

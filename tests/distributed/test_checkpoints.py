@@ -57,3 +57,22 @@ def test_a_silent_rank_leaves_the_others_with_an_error_of_torch(how: str) -> Non
     line = next(line for line in output.splitlines() if "RAISED" in line)
     assert "unchanged True" in line
     assert "Timed out" in line or "Connection closed" in line or "timed out" in line.lower()
+
+
+def lightning(ranks: int, steps: int, save: str = "-", load: str = "-") -> list[float]:
+    status, output = torchrun(["-m", "tests.distributed.lightning_run", str(steps), save, load], ranks)
+    assert status == 0, output[-6000:]
+    losses: list[float] = json.loads(next(x for x in output.splitlines() if x.startswith("LOSSES ")).split(" ", 1)[1])
+    return losses
+
+
+@pytest.mark.slow
+def test_lightning_resumes_with_fsdp_on_another_number_of_ranks_with_the_losses_of_an_uninterrupted_run(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("lightning")
+    folder = str(tmp_path / "saved.ckpt")
+    whole, first = lightning(2, 4), lightning(2, 2, save=folder)
+    assert first == whole[:2]
+    assert lightning(2, 4, load=folder) == whole[2:]
+    assert lightning(4, 4, load=folder) == pytest.approx(whole[2:], rel=1e-5)

@@ -1,9 +1,10 @@
 """The cached preparation of a step, and the fingerprint that decides whether the cache is still valid.
 
-A bucket is the whole model, a sharded model, or one parameter inside backward. A kernel prepares it once (addresses,
-tables, scratch) and then steps it as long as nothing has changed but the values of the gradients and the rates of the
-groups. To look at hundreds of small tensors one by one in Python takes longer than to step them: so the *fingerprint*
-is a few lists, one property of all tensors after the other, each made by a loop that runs in C.
+A bucket is the whole model, sharded or not, or what steps together inside backward: one parameter, or those of a
+wrapped module. A kernel prepares it once (addresses, tables, scratch) and then steps it as long as nothing has changed
+but the values of the gradients and the rates of the groups. To look at hundreds of small tensors one by one in Python
+takes longer than to step them: so the *fingerprint* is a few lists, one property of all tensors after the other, each
+made by a loop that runs in C.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Bucket:
         groups: list[Group],
         settings: list[Settings],
         states: Mapping[Tensor, Any],
-        only: tuple[int, int] | None = None,
+        only: list[tuple[int, int]] | None = None,
     ):
         """Remember how everything is now.
 
@@ -53,7 +54,7 @@ class Bucket:
             groups: the optimizer's, with their settings.
             settings: one for each group.
             states: the optimizer's.
-            only: the group and the place in it of a single parameter that steps inside backward.
+            only: of the parameters that step inside backward, the group of each and its place there; None: all.
         """
         self.parameters, self.ranks, self.backend, self.only = parameters, ranks, backend, only
         self.prepare = prepare
@@ -64,7 +65,9 @@ class Bucket:
         self.members = [p in own for p in self._all(groups)]
         self.settings = [s.without_rates for s in settings]
         self.forms: list[list[Any]] = []  # of the gradients that `executors` were prepared for
-        self.counted = [p.x for p in parameters if not p.x.is_inference()]  # torch counts how often they are written to
+        # torch counts how often these are written to; of a shard, by way of the DTensor and of its part
+        both = {id(t): t for p in parameters for t in (p.p, p.x)}
+        self.counted = [t for t in both.values() if not t.is_inference()]
         self.versions = list(map(_version, self.counted))
         self.new_metrics = False  # since `flush`
         self.fingerprint = self._look(groups, states) if all(map(_can_fingerprint, parameters)) else None
@@ -92,9 +95,6 @@ class Bucket:
         Everything that can be wrong with a gradient is found here, before anything is changed.
         """
         if self.ranks is not None:
-            for parameter, g in zip(self.parameters, grads, strict=True):
-                if g is not None:
-                    check_gradient(parameter.p, g, parameter.name)
             grads = self.ranks.align(self.parameters, grads)
         if not self._match_forms(grads):
             for parameter, g in zip(self.parameters, grads, strict=True):
@@ -112,7 +112,7 @@ class Bucket:
         if list(map(_version, self.counted)) == self.versions:
             return None
         before = dict(zip(map(id, self.counted), self.versions, strict=True))
-        return [id(p.x) in before and p.x._version != before[id(p.x)] for p in self.parameters]
+        return [any(id(t) in before and t._version != before[id(t)] for t in (p.p, p.x)) for p in self.parameters]
 
     def end_step(self) -> None:
         """Remember how the step has left the parameters."""
@@ -152,8 +152,7 @@ class Bucket:
         """The parameters, in the groups as they are now, among which this bucket's are."""
         if self.only is None:
             return list(chain.from_iterable(group["params"] for group in groups))
-        group, place = self.only
-        return [groups[group]["params"][place]]
+        return [groups[group]["params"][place] for group, place in self.only]
 
     def _look(self, groups: list[Group], states: Mapping[Tensor, Any]) -> list[list[Any]]:
         """What must stay so, one property of all after the other: who they are, where and how they lie in memory."""
@@ -167,7 +166,7 @@ class Bucket:
             fingerprint.append([len(group["params"]) for group in groups])
         if self.ranks is not None:
             fingerprint.append([(getattr(p, "placements", None), p.requires_grad) for p in every])
-            params, statistics = list(map(dtensor.local, params)), list(map(dtensor.local, statistics))
+            params, statistics = dtensor.parts(params), dtensor.parts(statistics)
         fingerprint += [list(map(Tensor.data_ptr, chain(params, statistics))), list(map(_dtype, statistics))]
         fingerprint += [list(map(_form, params)), list(map(Tensor.stride, params)), list(map(Tensor.is_neg, params))]
         return fingerprint

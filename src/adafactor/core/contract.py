@@ -64,6 +64,10 @@ class Shard(Protocol):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of this rank's sums, by their names in `Sums`."""
 
+    @property
+    def counts_row(self) -> bool:
+        """Whether this rank's copy of R, of those on several ranks, counts for mean(R)."""
+
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ), of means of G² and Rₜ₋₁; None where a rank has R whole."""
 
@@ -141,7 +145,7 @@ class Ranks(Protocol):
     """The other ranks of sharded parameters."""
 
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
-        """Bring every gradient to its parameter's placements, and make it local."""
+        """Check every gradient, bring it to its parameter's placements, and make it local."""
 
     def complete_moments(self, sums: Sequence[Sums]) -> None:
         """Add the other ranks' shares to the means and to mean(R); find out whether each gradient is finite on all."""

@@ -7,6 +7,7 @@ there on every platform.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,13 @@ def local(t: Tensor) -> Tensor:
     part = t.to_local()
     waited: Tensor = part.wait() if hasattr(part, "wait") else part  # a gradient may still be on its way
     return waited
+
+
+def parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's parts of tensors that may be DTensors: what `local` gives, quickly for many."""
+    kind = sys.modules["torch.distributed.tensor"].DTensor
+    found = [t._local_tensor if isinstance(t, kind) else t for t in tensors]
+    return [t.wait() if type(t) is not Tensor and hasattr(t, "wait") else t for t in found]
 
 
 def cut_axis(place: Placement) -> int | None:

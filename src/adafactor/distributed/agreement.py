@@ -52,36 +52,35 @@ def find_difference(
     # in an order that does not depend on the parameters, or two ranks could wait for each other in two groups
     for group in SWEEPS * sorted(groups, key=lambda group: (group.ranks(), group.handle.group_name)):
         own = [
-            {**known, **{key: _rounded(getattr(p.settings, key)) for key in rates}, "step": int(p.state["step"])}
+            {**known, **{key: rounded(getattr(p.settings, key)) for key in rates}, "step": int(p.state["step"])}
             for (p, shard), known in zip(members, facts, strict=True)
             if group in shard.everyone
         ]
         answers = group.ask((sha256(repr(own).encode()).hexdigest(), problem))
         if len({digest for digest, _ in answers}) > 1:
-            problem = _first_difference(group.ranks(), group.ask(own))
+            difference = first_difference(group.ranks(), group.ask(own), "sharded parameter")
+            problem = f"{difference}: {SAME}; nothing was updated"
         problem = problem or next((text for _, text in answers if text), "")
     return problem
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """A rate to six digits: machines of different kinds may compute a schedule with different last bits."""
     return value if value is None or isinstance(value, str) else float(f"{float(value):.6g}")
 
 
-def _first_difference(ranks: list[int], lists: list[list[Facts]]) -> str:
-    """The first fact that differs, and its value on two ranks."""
+def first_difference(ranks: list[int], lists: list[list[Facts]], what: str) -> str:
+    """The first fact that differs, and its value on two ranks; nothing where they agree."""
     for number, (first, *others) in enumerate(zip_longest(*lists)):
         for rank, other in zip(ranks[1:], others, strict=True):
             if first == other:
                 continue
-            which = f"sharded parameter {number}"
+            which = f"{what} {number}"
             values = _called(first), _called(other)
             if first and other and first["name"] == other["name"]:
                 key = next(key for key in first if first[key] != other[key])
                 which, values = f"{key} of {which}, {_called(first)},", (repr(first[key]), repr(other[key]))
-            return (
-                f"{which} is {values[0]} on rank {ranks[0]} but {values[1]} on rank {rank}: {SAME}; nothing was updated"
-            )
+            return f"{which} is {values[0]} on rank {ranks[0]} but {values[1]} on rank {rank}"
     return ""
 
 

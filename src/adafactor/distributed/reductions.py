@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from operator import is_
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from adafactor.core import sums as host
 from adafactor.core.contract import Gradients, Parameter, Sums
-from adafactor.core.dtensor import is_sharded, local
+from adafactor.core.dtensor import cut_axis, is_sharded, local, parts
 from adafactor.core.factoring import statistics_dtype, sum_dtype
 from adafactor.core.settings import RATES
+from adafactor.core.state import check_gradient
 from adafactor.distributed.agreement import ALONE, Agreement, Facts, facts_of, find_difference
-from adafactor.distributed.shard import Group, Shard
+from adafactor.distributed.shard import Group, Shard, groups_of
 
 Groups = tuple[Group, ...]
 Term = tuple[Tensor, Groups]  # a sum, and the groups over which it is partial
@@ -35,44 +37,56 @@ class Ranks:
         self.members = [(p, p.shard) for p in parameters if isinstance(p.shard, Shard)]
         self.agreement = agreement
         self.facts: list[Facts] = [facts_of(p, shard) for p, shard in self.members]
-        self._everyone = _groups_of_flags([shard for _, shard in self.members])
+        shards = [shard for _, shard in self.members]
+        self._moments = Reduction(shards, _groups_of_flags(shards))
+        self._norms = Reduction(shards, [shard.partial.get("scalars", ()) for shard in shards])
+        self._kinds: list[list[Any]] | None = None  # of gradients that only had to be made local
         if self.facts == agreement.facts:
             for (_, shard), before in zip(self.members, agreement.shards, strict=True):
                 shard.arrival = shard.arrival or before.arrival
             agreement.shards = [shard for _, shard in self.members]
 
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
-        """Bring every gradient to its parameter's placements, and make it local. This communicates."""
+        """Check every gradient, bring it to its parameter's placements, and make it local. This communicates."""
+        kinds: list[list[Any]] = [list(map(type, grads)), [getattr(g, "_spec", None) for g in grads]]
+        if kinds == self._kinds and self.facts is self.agreement.facts:
+            return parts(grads)  # type: ignore[arg-type, return-value]
+        for parameter, g in zip(parameters, grads, strict=True):
+            if g is not None:
+                check_gradient(parameter.p, g, parameter.name)
         by_parameter = dict(zip(parameters, grads, strict=True))
         own = [(shard, by_parameter[p]) for p, shard in self.members]
         if self.facts != self.agreement.facts:
             self._agree()
             _agree_on_gradients(own)
-            self.agreement.shards, self.agreement.facts = [shard for shard, _ in own], self.facts
+            self.agreement.shards = [shard for shard, _ in own]
+        self.agreement.facts = self.facts
         for (p, _), g in zip(self.members, align(own), strict=True):
             by_parameter[p] = g
+        in_place = all(shard.arrival is None or shard.arrival[0] == shard.placements for shard, _ in own)
+        self._kinds = kinds if in_place else None
         return [by_parameter[p] for p in parameters]
 
     def complete_moments(self, sums: Sequence[Sums]) -> None:
         """First reduction: rows, columns and mean(R) where they are partial, and whether each gradient is there."""
         members = self._with(sums)
-        flags = _reduce_moments(members, self._everyone, [_presence(one) for _, one in members])
-        for (shard, one), groups, (here, bad) in zip(members, self._everyone, flags, strict=True):
-            size = prod(group.size for group in groups)
+        flags = self._moments.add_up([_presence(one) for _, one in members], _moments(members))
+        for (shard, one), size, (here, bad) in zip(members, self._moments.sizes, flags, strict=True):
             if isinstance(here, Tensor):  # to read it would make the host wait: it is masked where it may not be taken
                 finite: Tensor | bool = (bad == 0) & (here == size)
             else:
                 if here < 0:  # something has changed on another rank
                     raise self._disagreement(_busy(self.agreement.shards))
-                _insist(shard, one is not None, size, here)
+                if 0 < here < size:
+                    raise _missing(shard, one is not None, size, here)
                 finite = bad == 0
             if one is not None:
                 one.finite = finite
 
     def complete_norms(self, sums: Sequence[Sums]) -> None:
         """Second reduction: ΣU² and ΣX² of the steps that are taken; all ranks know which they are."""
-        members = [(shard, one) for shard, one in self._with(sums) if one is None or one.finite is not False]
-        for (_, one), (u2, x2) in zip(members, _reduce_norms(members), strict=True):
+        members = self._with(sums)
+        for (_, one), (u2, x2) in zip(members, self._norms.add_up([_squares(one) for _, one in members]), strict=True):
             if one is not None:
                 one.u2, one.x2 = u2, x2
 
@@ -85,15 +99,16 @@ class Ranks:
         """Raise, on all ranks, unless they step the same parameters with the same settings."""
         groups = _busy(self.agreement.shards)
         if groups:  # the others may be in the middle of a step such as the last one
-            without: list[Member] = [(shard, None) for shard in self.agreement.shards]
-            align([(shard, None) for shard, _ in without])
-            everyone = _groups_of_flags(self.agreement.shards)
-            sizes = [prod(group.size for group in over) for over in everyone]
+            shards = self.agreement.shards
+            without: list[Member] = [(shard, None) for shard in shards]
+            align([(shard, None) for shard in shards])
+            moments = Reduction(shards, _groups_of_flags(shards))
             # zeros, and a presence that makes every sum negative
-            flags = _reduce_moments(without, everyone, [(float(-size), 0.0) for size in sizes])
-            if any(here > -(size**2) for (here, _), size in zip(flags, sizes, strict=True) if size > 1):
+            flags = moments.add_up([(float(-size), 0.0) for size in moments.sizes], _moments(without))
+            if any(here > -(size**2) for (here, _), size in zip(flags, moments.sizes, strict=True) if size > 1):
                 if isinstance(flags[0][0], Tensor):  # the others did not read the flags, but do not take this step
-                    _reduce_norms(without)
+                    norms = Reduction(shards, [shard.partial.get("scalars", ()) for shard in shards])
+                    norms.add_up([(0.0, 0.0)] * len(shards))
                     raise RuntimeError(f"{ALONE}; this rank is one where they did. Nothing was updated")
                 raise self._disagreement(groups)
         every = list(dict.fromkeys(group for _, shard in self.members for group in shard.everyone))
@@ -119,36 +134,31 @@ def _groups_of_flags(shards: Sequence[Shard]) -> list[Groups]:
     return [tuple(group for group in shard.everyone if group in busy) for shard in shards]
 
 
-def _reduce_moments(members: list[Member], everyone: list[Groups], flags: Sequence[Pair]) -> list[Pair]:
-    """Add up the first sums; return how many ranks have each gradient, and how many a bad one."""
-    terms = [term for shard, one in members for term in _moments(shard, one)]
-    return _reduce_pairs([shard for shard, _ in members], flags, everyone, terms)
+class Reduction:
+    """Adds up two numbers of each shard over its groups, and other terms with them; what it needs is kept."""
 
+    def __init__(self, shards: list[Shard], over: list[Groups]):
+        """The numbers of shards with the same groups and device are a table."""
+        self.sizes = [prod(group.size for group in groups) for groups in over]
+        self._rows: dict[tuple[Groups, torch.device], list[int]] = {}
+        for i, (shard, groups) in enumerate(zip(shards, over, strict=True)):
+            self._rows.setdefault((groups, shard.device), []).append(i)
+        self._tables = {
+            key: torch.empty(len(rows), 2, dtype=sum_dtype(key[1]), device=key[1]) for key, rows in self._rows.items()
+        }
+        self._packs: dict[Group, Pack] = {}
 
-def _reduce_norms(members: list[Member]) -> list[Pair]:
-    """Add up ΣU² and ΣX² of some members."""
-    pairs: list[Pair] = [
-        (0.0, 0.0) if one is None else (one.u2, 0.0 if one.x2 is None else one.x2) for _, one in members
-    ]
-    shards = [shard for shard, _ in members]
-    return _reduce_pairs(shards, pairs, [shard.partial.get("scalars", ()) for shard in shards])
-
-
-def _reduce_pairs(
-    shards: list[Shard], pairs: Sequence[Pair], over: list[Groups], terms: Sequence[Term] = ()
-) -> list[Pair]:
-    """Add up two numbers of each shard over its groups, and other terms in the same collectives."""
-    alike: dict[tuple[Groups, torch.device], list[int]] = {}
-    for i, (shard, groups) in enumerate(zip(shards, over, strict=True)):
-        alike.setdefault((groups, shard.device), []).append(i)
-    tables = {key: _table([pairs[i] for i in rows], key[1]) for key, rows in alike.items()}
-    reduce_([*((table, groups) for (groups, _), table in tables.items()), *terms])
-    result = list(pairs)
-    for key, rows in alike.items():
-        table = tables[key]
-        for i, pair in zip(rows, table.tolist() if host.on_host(table) else table, strict=True):
-            result[i] = pair
-    return result
+    def add_up(self, pairs: list[Pair], terms: Sequence[Term] = ()) -> list[Pair]:
+        """Return the totals of the pairs; the terms are added up where they are."""
+        for key, rows in self._rows.items():
+            self._tables[key].copy_(_table([pairs[i] for i in rows], key[1]))
+        reduce_([*((table, groups) for (groups, _), table in self._tables.items()), *terms], self._packs)
+        result = list(pairs)
+        for key, rows in self._rows.items():
+            table = self._tables[key]
+            for i, pair in zip(rows, table.tolist() if host.on_host(table) else table.clone(), strict=True):
+                result[i] = pair
+        return result
 
 
 def _table(pairs: Sequence[Pair], device: torch.device) -> Tensor:
@@ -161,51 +171,101 @@ def _table(pairs: Sequence[Pair], device: torch.device) -> Tensor:
 
 def _agree_on_gradients(given: list[tuple[Shard, Tensor | None]]) -> None:
     """Ask whether every gradient is there on all ranks or on none: before gradients of unknown placement move."""
-    shards, flags = [shard for shard, _ in given], [(float(g is not None), 0.0) for _, g in given]
-    present = _reduce_pairs(shards, flags, [shard.everyone for shard in shards])
-    for (shard, g), (here, _) in zip(given, present, strict=True):
-        _insist(shard, g is not None, prod(group.size for group in shard.everyone), float(here))
+    shards = [shard for shard, _ in given]
+    asked = Reduction(shards, [shard.everyone for shard in shards])
+    present = asked.add_up([(float(g is not None), 0.0) for _, g in given])
+    for (shard, g), size, (here, _) in zip(given, asked.sizes, present, strict=True):
+        if 0 < float(here) < size:
+            raise _missing(shard, g is not None, size, float(here))
 
 
-def _moments(shard: Shard, one: Sums | None) -> list[Term]:
-    """The partial sums of one parameter; where there is no gradient, zeros."""
+def _moments(members: list[Member]) -> list[Term]:
+    """The partial sums of each parameter; where there is no gradient, zeros."""
     terms = []
-    for name, shape in shard.shapes.items():
-        if name in shard.partial:
-            total = None if one is None else getattr(one, name)
-            terms.append((shard.zeros(*shape) if total is None else total, shard.partial[name]))
+    for shard, one in members:
+        for name, groups in shard.partial.items():
+            if name in shard.shapes:
+                total = None if one is None else getattr(one, name)
+                terms.append((shard.zeros(*shard.shapes[name]) if total is None else total, groups))
     return terms
 
 
-def _presence(one: Sums | None) -> tuple[Any, Any]:
+def _presence(one: Sums | None) -> Pair:
     """1 for a gradient that is here, and 1 for one that is not finite: sums of these tell what the others have."""
     if one is None:
         return 0.0, 0.0
     return 1.0, ~one.finite if isinstance(one.finite, Tensor) else float(not one.finite)
 
 
-def _insist(shard: Shard, is_here: bool, size: int, here: float) -> None:
-    if 0 < here < size:
-        raise RuntimeError(
-            f"the gradient of {shard.name} (shape {tuple(shard.p.shape)}) is missing on {size - int(here)} of {size} "
-            f"ranks, {'but not on this one' if is_here else 'this one among them'}; nothing was updated"
-        )
+def _squares(one: Sums | None) -> Pair:
+    """ΣU² and ΣX², if the step is taken."""
+    if one is None or one.finite is False:
+        return 0.0, 0.0
+    return one.u2, 0.0 if one.x2 is None else one.x2
 
 
-def reduce_(terms: Sequence[Term]) -> None:
+def _missing(shard: Shard, is_here: bool, size: int, here: float) -> RuntimeError:
+    return RuntimeError(
+        f"the gradient of {shard.name} (shape {tuple(shard.p.shape)}) is missing on {size - int(here)} of {size} "
+        f"ranks, {'but not on this one' if is_here else 'this one among them'}; nothing was updated"
+    )
+
+
+class Pack:
+    """Terms that are added up in one collective, and the buffer that takes them there and back."""
+
+    def __init__(self, terms: list[Tensor]):
+        """Terms of any shapes, on one device."""
+        self._terms, self._flat = terms, [term.reshape(-1) for term in terms]
+        self._buffer = torch.cat(self._flat)
+        pieces = zip(self._buffer.split([term.numel() for term in terms]), terms, strict=True)
+        self._totals = [total.view(term.shape) for total, term in pieces]
+        self._lasts = all(term.is_contiguous() for term in terms)  # then `_flat` are views
+
+    def is_of(self, terms: list[Tensor]) -> bool:
+        """Whether it can be used again for these terms: they lie where they lay."""
+        return self._lasts and len(terms) == len(self._terms) and all(map(is_, terms, self._terms))
+
+    def add_up(self, group: Group) -> None:
+        """Add up every term over a group, in place."""
+        import torch.distributed as dist
+
+        torch.cat(self._flat, out=self._buffer)
+        # with CPU offload the shards are not where the group's backend needs them
+        sent = self._buffer.to(group.device)
+        dist.all_reduce(sent, group=group.handle)
+        if sent is not self._buffer:
+            self._buffer.copy_(sent)
+        torch._foreach_copy_(self._terms, self._totals)
+
+
+def reduce_(terms: Sequence[Term], packs: dict[Group, Pack] | None = None) -> None:
     """Add up every term over its groups, in place: one collective per group, whatever the number of terms.
 
-    The groups are taken in the order in which they come up, which is the same on all ranks; their names are not.
+    The groups are taken in the order in which they come up, which is the same on all ranks; their names are not. Packs
+    are kept from step to step as long as the terms are the same tensors.
     """
-    import torch.distributed as dist
-
+    packs = {} if packs is None else packs
     for group in dict.fromkeys(group for _, groups in terms for group in groups):
-        parts = [term for term, groups in terms if group in groups]
-        # with CPU offload the shards are not where the group's backend needs them
-        bucket = torch.cat([part.reshape(-1) for part in parts]).to(group.device)
-        dist.all_reduce(bucket, group=group.handle)
-        totals = zip(bucket.split([part.numel() for part in parts]), parts, strict=True)
-        torch._foreach_copy_(parts, [total.view(part.shape) for total, part in totals])
+        own = [term for term, groups in terms if group in groups]
+        pack = packs.get(group)
+        if pack is None or not pack.is_of(own):
+            pack = packs[group] = Pack(own)
+        pack.add_up(group)
+
+
+def whole_norms(norms: Mapping[Tensor, Tensor]) -> list[Tensor]:
+    """The norms of some parameters' gradients, of those of this rank's parts."""
+    if not any(map(is_sharded, norms)):
+        return list(norms.values())
+    squares = {p: norm.double().square() for p, norm in norms.items()}
+    terms: list[Term] = []
+    for p, square in squares.items():
+        if is_sharded(p):
+            cut = zip(groups_of(p), map(cut_axis, p.placements), strict=True)
+            terms.append((square, tuple(group for group, axis in cut if group is not None and axis is not None)))
+    reduce_(terms)
+    return [squares[p].sqrt().to(norm.dtype) for p, norm in norms.items()]
 
 
 def align(given: list[tuple[Shard, Tensor | None]]) -> Gradients:

@@ -86,20 +86,24 @@ class Group(NamedTuple):
         return values
 
 
+def groups_of(p: DTensor) -> list[Group | None]:
+    """The ranks along each mesh dimension of a parameter; None where there is only one."""
+    mesh = p.device_mesh
+    sizes = [mesh.size(k) for k in range(mesh.ndim)]
+    return [Group(mesh.get_group(k), n, mesh.device_type) if n > 1 else None for k, n in enumerate(sizes)]
+
+
 class Shard:
     """A sharded parameter on this rank: what does not change from step to step."""
 
     def __init__(self, p: DTensor, name: str, factoring: Factoring):
         """What the mesh and the placements of `p` say."""
-        mesh, part = p.device_mesh, local(p)
-        alone = [mesh.size(k) == 1 for k in range(mesh.ndim)]
+        part = local(p)
         self.p, self.name, self.placements = p, name, tuple(p.placements)
         self.part, self.device = tuple(part.shape), part.device
-        self.groups = [
-            None if a else Group(mesh.get_group(k), mesh.size(k), mesh.device_type) for k, a in enumerate(alone)
-        ]
-        axes = (None if a else cut_axis(q) for a, q in zip(alone, self.placements, strict=True))
-        self.split = Split(factoring, tuple(axes))
+        self.groups, axes = groups_of(p), map(cut_axis, self.placements)
+        cut = (None if group is None else axis for group, axis in zip(self.groups, axes, strict=True))
+        self.split = Split(factoring, tuple(cut))
         self.partial = {sum_: self.over(dimensions) for sum_, dimensions in self.split.partial().items()}
         self.shapes = self.split.shapes(self.part)
         # the placements and local shape of the last gradient; None: it has never had one
@@ -123,6 +127,14 @@ class Shard:
         """Where this rank's part begins in the whole."""
         return beginning(self.p)
 
+    @cached_property
+    def counts_row(self) -> bool:
+        """Whether this rank's copy of R counts for mean(R): the first one of those along the mesh dimensions."""
+        f, here = self.split.factoring, self.p.device_mesh.get_coordinate()
+        if here is None or not isinstance(f, Factored):
+            return False
+        return all(here[k] == 0 for k, cut in enumerate(self.split.axes) if cut == f.col_axis)
+
     def zeros(self, *shape: int) -> Tensor:
         """A sum of nothing."""
         return torch.zeros(shape, dtype=sum_dtype(self.device), device=self.device)
@@ -130,7 +142,7 @@ class Shard:
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁); None where a rank has R whole.
 
-        G is sharded by rows and perhaps by columns too, Rₜ₋₁ only by rows: so of its copies the first one counts.
+        G is sharded by rows and perhaps by columns too, Rₜ₋₁ only by rows: so of its copies one counts.
         """
         f = self.split.factoring
         if not isinstance(f, Factored) or "mean_row" not in self.shapes or rows is None or row is None:
@@ -138,7 +150,6 @@ class Shard:
         axis, n = f.row_axis_of_r, f.shape[f.row_axis]
         # contiguous on every rank: torch rounds other strides differently, and copies must not differ
         mean = rows.contiguous().sum(axis, keepdim=True) * (w2 / n)
-        here = self.p.device_mesh.get_coordinate()
-        if here is not None and all(here[k] == 0 for k, cut in enumerate(self.split.axes) if cut == f.col_axis):
+        if self.counts_row:
             mean += row.sum(axis, keepdim=True, dtype=mean.dtype) * (beta2 / n)
         return mean

@@ -101,26 +101,24 @@ class Executor:
         self._present = np.flatnonzero(self.jobs["present"]).tolist()
         self.sums = [self._all[i] for i in self._present]
         for i, one in zip(self._present, self.sums, strict=True):
-            one.finite, p = finite[i], one.parameter
-            if p.shard is not None and one.mean_row is not None:
-                beta2, w2 = float(self.jobs["beta2"][i]), float(self.jobs["w2"][i])
-                one.mean_row.copy_(p.shard.mean_row(one.rows, p.state.get("row"), beta2, w2))  # type: ignore[arg-type]
+            one.finite = finite[i]
 
     def norms(self) -> None:
         """Second pass."""
         self._take()
         self._changed = True
         self._run_to(jobs.CONCLUDE)
+        u2, x2 = self.jobs["u2"].tolist(), self.jobs["x2"].tolist()
         for i, one in zip(self._present, self.sums, strict=True):
-            one.u2, one.x2 = float(self.jobs["u2"][i]), float(self.jobs["x2"][i])
+            one.u2, one.x2 = u2[i], x2[i]
 
     def apply_(self) -> None:
         """Run all that is left."""
         if self._at == jobs.FACTORS:
             self._take()
         else:
-            for i, one in zip(self._present, self.sums, strict=True):
-                self.jobs["u2"][i], self.jobs["x2"][i] = one.u2, one.x2
+            self.jobs["u2"][self._present] = [one.u2 for one in self.sums]
+            self.jobs["x2"][self._present] = [one.x2 for one in self.sums]
         self._changed = True
         self._run_to(jobs.END)
 
@@ -156,8 +154,7 @@ class Executor:
 
     def _take(self) -> None:
         """Tell the loops which steps are taken."""
-        for i, one in zip(self._present, self.sums, strict=True):
-            self.jobs["taken"][i] = bool(one.finite)
+        self.jobs["taken"][self._present] = [bool(one.finite) for one in self.sums]
 
     def _sums_of(self, job: Any, p: Parameter, order: MemoryOrder) -> Sums:
         """The sums of a parameter as views of the scratch, in the state's shapes."""
@@ -169,7 +166,7 @@ class Executor:
                 shape, axes = p.shard.shapes["mean_row"], _without(order.order, p.factoring.col_axis)
                 in_order = torch.empty([shape[axis] for axis in axes], dtype=torch.float64, device="cpu")
                 sums.mean_row = in_order.permute([axes.index(axis) for axis in range(len(axes))])
-                job["known_mean"] = in_order.data_ptr()
+                job["known_mean"], job["counts_row"] = in_order.data_ptr(), p.shard.counts_row
         return sums
 
     def _means(self, job: Any, p: Parameter, order: MemoryOrder) -> dict[str, Tensor]:
@@ -200,8 +197,7 @@ class Executor:
             job["m"] = state["momentum"].data_ptr()
         if parameter.rounding == "kahan":
             job["compensation"] = state["compensation"].data_ptr()
-        carries = s.relative and order.can_carry_x2 and parameter.shard is None
-        job["carries_x2"] = carries and parameter.x.dtype in FULL_PRECISION
+        job["carries_x2"] = parameter.measures_x and order.can_carry_x2 and parameter.x.dtype in FULL_PRECISION
         if parameter.rounding == "stochastic":
             numbers = numbering(order, tuple(parameter.x.shape), parameter.shape, parameter.offset)
             for name, value in zip(("origin", "nb", "np", "ns", "nq"), numbers or (), strict=True):

@@ -9,6 +9,10 @@ factor of at most n, the number of such pairs of lines, and the step at most √
 elsewhere is noticed while X is stepped, as the loop also sums what it finds: then the phase CORRECT adds the difference
 between the right step and the one that was taken (√n = 1000 leaves an error of 1e-4 of one step), and the next step
 measures. A step after loading a checkpoint measures, too, and gets the same bits as the one that carries.
+
+A rank cannot correct a shard alone: the other ranks have stepped with the same total. So what was written to a shard
+behind torch's back, and not to the heaviest lines, makes one step too long or too short by the share that it has in
+RMS(X); the total that is carried on from there is right again.
 """
 
 from __future__ import annotations
@@ -55,6 +59,8 @@ def carry_on(job: Job) -> None:
         if results[i + 2] > job.heaviest_x2:
             job.heaviest_x2, job.heaviest_line = results[i + 2], int(results[i + 3])
     job.x2_after, x2_before = jobs.total_of(job, jobs.SECOND), jobs.total_of(job, jobs.FIRST)
+    if job.count != jobs.elements_of(job):  # a shard: x2 is the sum of all ranks by now
+        return
     if not job.reads_x2 and job.measures_x and x2_before != job.x2:
         job.needs_correction, job.x2, job.scale_used = 1, x2_before, job.scale
         job.x2_after, job.x2_confirmed = np.nan, 0

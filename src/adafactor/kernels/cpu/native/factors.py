@@ -92,7 +92,19 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, kind: Kind
 
 @summing
 def factors(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them."""
+    """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them.
+
+    Before that, in the phase MOMENTS, only a shard's share of mean(R), which other ranks complete.
+    """
+    if phase == jobs.MOMENTS:
+        share = view(job.known_mean, 0, job.B * job.S * job.K, np.float64)
+        if job.swapped:
+            col = view(job.scratch + job.col, 0, len(share) * job.Q, np.float64)
+            _share_of_mean(job, col, job.col_state, job.col_offsets, job.n_cols, share, kind.stat)
+        else:
+            row = view(job.scratch + job.row, 0, len(share) * job.P, np.float64)
+            _share_of_mean(job, row, job.row_state, job.row_offsets, job.n_rows, share, kind.stat)
+        return
     batch = job.S * job.K
     row = view(job.scratch + job.row, 0, job.B * job.P * batch, np.float64)
     col = view(job.scratch + job.col, 0, job.B * job.Q * batch, np.float64)
@@ -134,6 +146,20 @@ def _average(new: Array, state: int, offsets: int, old: Array, beta2: float, w2:
     for j in range(len(new)):
         new[j] += old[j]
         view(state, state_index(offsets, j), 1, stat)[0] = narrow(new[j], stat)
+
+
+@as_written
+def _share_of_mean(job: Job, new: Array, state: int, offsets: int, length: float, share: Array, stat: Any) -> None:
+    """Compute this rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁), for every slice of the batch."""
+    inner, count = job.K if job.swapped else job.S * job.K, len(new) // len(share)
+    for k in range(len(share)):
+        now, old = 0.0, 0.0
+        for j in range(count):
+            i = (k // inner * count + j) * inner + k % inner
+            now += new[i]
+            if job.counts_row:
+                old += view(state, state_index(offsets, i), 1, stat)[0]
+        share[k] = now * (job.w2 / length) + old * (job.beta2 / length)
 
 
 @summing

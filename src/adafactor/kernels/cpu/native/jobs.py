@@ -75,7 +75,8 @@ class Job:
     col_state: int
     row_offsets: int  # where the state keeps each entry of a factor, in elements; 0: in the order of memory
     col_offsets: int
-    known_mean: int  # mean(R), where only a part of R is here; 0: it is computed
+    known_mean: int  # mean(R), where only a part of R is here: first its share, then all of it; 0: it is computed
+    counts_row: int  # of the copies of R on several ranks this one counts for the mean
     # Random numbers: the keys of this step; the number of X's first element, and what is added along B, P, S, Q·K.
     key1: int
     key2: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def _needed(job: Any, x: Any, g: Any, stat: Any) -> Iterator[tuple[str, str, Any
     yield "factors", *_part(factors.factors, stat, stat, stat)
     if job["momentum"] == jobs.OF_GRADIENT:
         yield "blend", *_part(energy.blend_lines, stat, g, stat)
-    if job["momentum"] == jobs.OF_GRADIENT or job["count"] != prod(int(job[axis]) for axis in "BPSQK"):
+    if job["momentum"] == jobs.OF_GRADIENT or job["n_cols"] != job["Q"]:  # rows are not whole here
         yield "energy", *_part(energy.energy_of_lines, stat, u, stat, tiled)
     if stat is np.float32:
         yield "energy_in_double", *_part(energy.energy_of_lines, stat, u, stat, tiled, in_double=True)

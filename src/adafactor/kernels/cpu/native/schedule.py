@@ -157,6 +157,8 @@ def finish_phase(address: int, phase: int, scratch: int) -> None:
         if job.estimator != jobs.FULL and not np.isfinite(job.finite):
             call_at(job.moments_in_double, address, phase, 0, scratch)
         means_of_sums(job)
+        if job.known_mean:
+            call_at(job.factors, address, phase, 0, scratch)
         job.taken = job.ignore or np.isfinite(job.finite)
         if job.estimator == jobs.FULL:
             check_x2(job, address, scratch)

@@ -1,11 +1,11 @@
-"""Step inside backward: every parameter steps as soon as its gradient is complete, and the gradient is freed."""
+"""The public function, and the handle: what happens at a gradient and at `optimizer.step()`."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from adafactor.backward.spent import forget, spend
+from adafactor.backward.units import Turns, Unit, find_modules
 from adafactor.core import dtensor
+from adafactor.distributed.average import check_copies, group_of
+from adafactor.distributed.reductions import whole_norms
+from adafactor.distributed.shard import Group
 from adafactor.optimizer import Adafactor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 NORM = "grad_norm"  # in the optimizer's first group, so that checkpoints have it
 CHUNK = 1 << 20  # elements whose norm is taken at a time
 
 
 def step_in_backward(
-    model: nn.Module, optimizer: Adafactor, *, accumulate: int = 1, max_norm: float | None = None
+    model: nn.Module,
+    optimizer: Adafactor,
+    *,
+    accumulate: int = 1,
+    max_norm: float | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Handle:
     """Step every parameter of `model` inside `backward()`, and free its gradient at once.
 
@@ -30,16 +43,20 @@ def step_in_backward(
     what `backward()` could not (parameters that had no gradient in the last micro-batch) and frees that too. The
     results are those of the ordinary loop, bit for bit; but no two large gradients exist at a time.
 
+    Under FSDP2 the parameters of each wrapped module step together, when their gradients have been reduced.
+
     Between the two calls the gradients are gone: whatever asks for one then, `clip_grad_norm_` and GradScaler among
     them, gets a RuntimeError.
 
     Args:
         model: holds all parameters of the optimizer; those that the optimizer does not hold must be frozen.
-        optimizer: with plain (not sharded) parameters.
+        optimizer: made after the model was sharded, if it is.
         accumulate: the number of backward passes to a step. With more than one, gradients are kept until the last
-            one, and need their memory again.
+            one, and need their memory again. Under FSDP2 those with `set_requires_gradient_sync(False)` do not count.
         max_norm: scale all gradients by min(1, max_norm / norm), where the norm is that of the *previous* step's
             gradients together: this step's is known only when it is too late. The first step is not limited.
+        process_group: its ranks hold copies of the model and different data, and each gradient is averaged over them
+            before it is used. This takes the place of DistributedDataParallel.
 
     Returns:
         A handle to undo it with: `handle.remove()`, or `with step_in_backward(…):`.
@@ -58,20 +75,30 @@ def step_in_backward(
     if not isinstance(optimizer, Adafactor):
         raise TypeError(f"optimizer must be an adafactor.Adafactor, not {type(optimizer).__name__}")
     _check_pair(model, optimizer)
-    return Handle(model, optimizer, accumulate, max_norm)
+    return Handle(model, optimizer, accumulate, max_norm, _group(model, process_group))
 
 
 class Handle:
     """What `step_in_backward` returns: its two settings, and the way back."""
 
-    def __init__(self, model: nn.Module, optimizer: Adafactor, accumulate: int, max_norm: float | None):
+    def __init__(
+        self, model: nn.Module, optimizer: Adafactor, accumulate: int, max_norm: float | None, group: Group | None
+    ):
         """Attach. The optimizer keeps this alive; parameters only refer to it weakly, so that both can be collected."""
         self._accumulate, self._max_norm = 1, None
         self.accumulate, self.max_norm = accumulate, max_norm
         self._optimizer = optimizer
         self._names: Any = WeakTensorKeyDictionary({p: name for name, p in model.named_parameters()})
         self._held = WeakTensorKeyDictionary()  # backward passes in a gradient that waits; it goes when that goes
-        self._norms: dict[Tensor, Tensor] = {}  # of this step's gradients so far
+        self._norms: dict[Tensor, Tensor] = {}  # of this step's gradients so far, or of this rank's part of them
+        if group is not None:
+            check_copies(self._described(), group)
+        modules = find_modules(model)
+        inside = {p for unit in modules for p in unit.params}
+        own = {p for p in self._parameters() if p not in inside and p.requires_grad}
+        in_line = [p for p in model.parameters() if p in own and (group is not None or dtensor.is_sharded(p))]
+        self._turns = Turns(modules, in_line, group, self._step_unit)
+        optimizer._step_apart(p for p in self._turns.units if dtensor.is_sharded(p))
         self._hooks: Any = WeakTensorKeyDictionary()  # of parameters, which may be replaced and freed
         self._ends = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -116,7 +143,8 @@ class Handle:
         for hook in [*self._hooks.values(), *self._ends]:
             hook.remove()
         for p in list(self._hooks):
-            _forget(p)
+            forget(p)
+        self._optimizer._step_apart([])
         self._hooks, self._ends, self._norms = WeakTensorKeyDictionary(), [], {}
         self._optimizer.param_groups[0].pop(NORM, None)
 
@@ -131,11 +159,23 @@ class Handle:
     def _parameters(self) -> Iterator[Tensor]:
         return (p for group in self._optimizer.param_groups for p in group["params"])
 
+    def _name(self, p: Tensor) -> str:
+        name: str = self._names.get(p, "a parameter")
+        return name
+
+    def _described(self) -> list[tuple[str, Tensor, dict[str, Any], dict[str, Any]]]:
+        """Every parameter with its name, its group and its state."""
+        groups, state = self._optimizer.param_groups, self._optimizer.state
+        return [(self._name(p), p, group, state.get(p, {})) for group in groups for p in group["params"]]
+
     def _watch(self) -> None:
         """Also those that were frozen, or not in the optimizer, when this was made."""
         for p in self._parameters():
             if p.requires_grad and p not in self._hooks:
-                self._hooks[p] = p.register_post_accumulate_grad_hook(_Hook(self))
+                if p not in self._turns.units and self._turns.group is not None:
+                    self._turns.append(p)
+                if p in self._turns.units or not dtensor.is_sharded(p):  # else it is left to `optimizer.step()`
+                    self._hooks[p] = p.register_post_accumulate_grad_hook(_Hook(self))
 
     def _arrived(self, p: Tensor) -> None:
         """A backward pass has completed the gradient of `p`."""
@@ -143,25 +183,38 @@ class Handle:
             count = self._held[p.grad] = self._held.get(p.grad, 0) + 1
             if count < self.accumulate:
                 return
-        with torch.no_grad():  # backward(create_graph=True) comes here with gradients on
-            norm = self._limit(p)
-            try:
-                stepped = self._optimizer._step(only=p)
-            except FloatingPointError as problem:
-                raise FloatingPointError(
-                    f"{problem} of it, but this is inside backward: parameters whose gradients were complete before "
-                    "have taken their step"
-                ) from None
-            if stepped:
-                p.grad = Spent(p, self._names.get(p, "a parameter"), norm)
+        if p in self._turns.units:
+            self._turns.arrived(p, self._name(p))
+        else:
+            self._step((p,))
+
+    def _step_unit(self, unit: Unit) -> None:
+        unit.check_copy(self._name(unit.params[0]))
+        self._step(unit.params)
+
+    @torch.no_grad()  # backward(create_graph=True) comes here with gradients on
+    def _step(self, params: tuple[Tensor, ...]) -> None:
+        """Step these together, and free their gradients."""
+        norms = {p: self._limit(p) for p in params if p.grad is not None}
+        try:
+            stepped = self._optimizer._step(params)
+        except FloatingPointError as problem:
+            raise FloatingPointError(
+                f"{problem} of it, but this is inside backward: parameters whose gradients were complete before "
+                "have taken their step"
+            ) from None
+        if stepped:
+            for p, norm in norms.items():
+                spend(p, self._name(p), norm)
 
     def _limit(self, p: Tensor) -> Tensor | None:
         """Note the norm of a complete gradient, then scale it by what the previous step's norm says."""
         if self.max_norm is None or p.grad is None:
             return None
-        norm = self._norms[p] = _norm(p.grad)
+        g = dtensor.local(p.grad)
+        norm = self._norms[p] = _norm(g)
         if self.norm is not None:
-            p.grad.mul_((self.max_norm / (self.norm + 1e-6)).clamp(max=1.0).to(p.grad.device))
+            g.mul_((self.max_norm / (self.norm + 1e-6)).clamp(max=1.0).to(g.device))
         return norm
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
@@ -180,8 +233,9 @@ class Handle:
 
     @torch.no_grad()
     def _finish(self) -> None:
+        self._turns.finish()
         for p in self._parameters():
-            _forget(p)
+            forget(p)
             self._limit(p)
 
     @torch.no_grad()
@@ -189,12 +243,13 @@ class Handle:
         for p in self._parameters():
             p.grad = None
         if self._norms:
-            first, *others = self._norms.values()
+            first, *others = whole_norms(self._norms)
             norms = torch.stack([first, *(norm.to(first) for norm in others)])
             # a gradient that is not finite was skipped, or is in the parameters by now: no reason to stop for it
             self._optimizer.param_groups[0][NORM] = vector_norm(norms.where(norms.isfinite(), 0.0))
             self._norms = {}
         self._watch()
+        self._turns.end_step()
 
 
 class _Hook:
@@ -209,68 +264,6 @@ class _Hook:
             handle._arrived(p)
 
 
-class Spent(Tensor):
-    """Stands for a gradient that was used and freed: has a shape but no data, and says so to whoever asks for it.
-
-    With None in its place, `clip_grad_norm_` would find nothing to clip and say nothing. Where its norm was measured,
-    it can still be asked for, and scaled by one: so `clip_grad_norm_` works as long as it has nothing to do.
-    """
-
-    of: str
-    measured: Tensor | None
-    nbytes = 0
-
-    @staticmethod
-    def __new__(cls, p: Tensor, name: str, measured: Tensor | None = None) -> Spent:
-        """In place of the gradient of `p`."""
-        made: Spent = Tensor._make_wrapper_subclass(cls, p.shape, strides=p.stride(), dtype=p.dtype, device=p.device)
-        made.of, made.measured = name, measured
-        return made
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        """Without data."""
-        return f"Spent(the gradient of {self.of}, used and freed inside backward)"
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Every operation comes here."""
-        aten = torch.ops.aten
-        spent = next(arg for arg in _flat([*args, *(kwargs or {}).values()]) if isinstance(arg, Spent))
-        if spent.measured is not None:
-            if func is aten.linalg_vector_norm.default and args[1:] in ((), (2,)):
-                return spent.measured.to((kwargs or {}).get("dtype") or spent.measured.dtype, copy=True)
-            if func is aten.mul_.Tensor and args[0] is spent and args[1].numel() == 1 and args[1].item() == 1:
-                return spent
-        if func in (aten.add_.Tensor, aten.add.Tensor):
-            raise RuntimeError(
-                f"a second gradient came for {spent.of}, which has already stepped inside backward. Call "
-                "optimizer.step() after each backward(); if several make one step, give step_in_backward(…, "
-                "accumulate=their number); if checkpointed parts of the model share this parameter, checkpoint them "
-                "with use_reentrant=False"
-            )
-        raise RuntimeError(
-            f"the gradient of {spent.of} is gone: step_in_backward has used and freed it, so {func} cannot have it. "
-            "clip_grad_norm_, GradScaler and whatever else needs all gradients at once do not work with it. Instead "
-            "of clipping by norm, Adafactor clips each update (clip=), and step_in_backward(…, max_norm=) limits the "
-            "norm by that of the previous step; instead of float16 with a scaler, use bfloat16"
-        )
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _flat(value)
-        else:
-            yield value
-
-
-def _forget(p: Tensor) -> None:
-    if isinstance(p.grad, Spent):
-        p.grad = None
-
-
 def _norm(g: Tensor) -> Tensor:
     """The norm in at least float32, in parts: torch widens 16-bit tensors as a whole, and loses digits on long sums."""
     dtype = torch.promote_types(g.dtype, torch.float32)
@@ -280,9 +273,29 @@ def _norm(g: Tensor) -> Tensor:
     return cast(Tensor, vector_norm(torch.stack([vector_norm(part, dtype=dtype) for part in parts])))
 
 
+def _group(model: nn.Module, process_group: ProcessGroup | None) -> Group | None:
+    """The group over which gradients are averaged, with the device of the parameters."""
+    if process_group is None:
+        return None
+    from torch.distributed import ProcessGroup
+
+    if not isinstance(process_group, ProcessGroup):
+        kind = type(process_group).__name__
+        raise TypeError(f"process_group must be a torch.distributed.ProcessGroup or None, not {kind}")
+    _refuse(
+        [name for name, p in model.named_parameters() if dtensor.is_sharded(p)],
+        "sharded (DTensor), so its gradients are reduced already; process_group= is for copies of plain parameters",
+    )
+    return group_of(process_group, next(p.device for p in model.parameters()))
+
+
 def _check_pair(model: nn.Module, optimizer: Adafactor) -> None:
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-        raise ValueError("model is in DistributedDataParallel, which adds up gradients after they would have been used")
+        raise ValueError(
+            "model is in DistributedDataParallel, which adds up gradients after they would have been used, and keeps "
+            "memory for all of them. Leave the wrapper off and give step_in_backward(model, optimizer, process_group=…)"
+            ", which averages, uses and frees each gradient; or keep it and call optimizer.step() after backward()"
+        )
     names = {p: name for name, p in model.named_parameters()}
     held = {p: None for group in optimizer.param_groups for p in group["params"]}
     given = [name for group in optimizer.param_groups for name in group.get("param_names", [])]
@@ -296,8 +309,10 @@ def _check_pair(model: nn.Module, optimizer: Adafactor) -> None:
         "trainable, but not in the optimizer; nothing would free such gradients. Add them to it or freeze them",
     )
     _refuse(
-        [name for p, name in names.items() if dtensor.is_sharded(p)],
-        "sharded (DTensor); a sharded step adds up all parameters' sums at once, which cannot be done inside backward",
+        [name for p, name in names.items() if dtensor.is_sharded(p) and p.is_cpu and p.device_mesh.device_type != "cpu"]
+        if torch.__version__ < (2, 13)  # type: ignore[operator]  # torch compares its version so
+        else [],
+        "offloaded to the CPU; before torch 2.13 its gradient may still be on its way when FSDP2 says that it is there",
     )
     _refuse(
         [name for p, name in names.items() if _is_attached(p)],
