@@ -134,26 +134,32 @@ class Row:
 
     estimator: str = "none"  # "none", "outer" (§3), "row", "column" (§3.2)
     beta1: float = 0.0
-    momentum: str = "gradient"  # CHOICE: row P averages the update, as the authors' code does
+    momentum: str = "gradient"  # CHOICE: row P averages the update, as the authors' code does; big_vision the direction
     beta2: float | None = None  # None: 1 − t^−c (§7.2); a number: Adam's correction (§7.1)
     c: float = 0.8
+    beta2_max: float | None = None  # CHOICE: big_vision's cap of 1 − t^−c
     d: float | None = None
     relative: bool = False
     multiplier: float = 0.1
     eps1: float = 1e-30
     eps2: float = 1e-3
     weight_decay: float = 0.0
+    weight_decay_by: str = "rho"  # CHOICE: × ρₜ (torch), × αₜ ("alpha": fairseq), as it is ("constant": T5X, optax)
     axes: tuple[int, int] | None = None  # CHOICE: tensors of more than two axes; the rest are a batch
+    min_factored: int = 0  # CHOICE: optax factors only where both axes are at least so long
 
     def beta2_hat(self, t: int) -> float:
         """β̂₂ₜ."""
         if self.beta2 is None:
-            return float(1 - float(t) ** -self.c)
+            increasing = float(1 - float(t) ** -self.c)
+            return increasing if self.beta2_max is None else min(self.beta2_max, increasing)
         return self.beta2 * (1 - self.beta2 ** (t - 1)) / (1 - self.beta2**t)
 
     def newest(self, t: int) -> float:
         """1 − β̂₂ₜ, the weight of the newest square, where β̂₂ₜ is too near 1 for a difference."""
-        return float(t) ** -self.c if self.beta2 is None else 1 - self.beta2_hat(t)
+        if self.beta2 is None and self.beta2_max is None:
+            return float(t) ** -self.c
+        return 1 - self.beta2_hat(t)
 
 
 @dataclass
@@ -172,7 +178,7 @@ def second_moment(row: Row, g: Array, t: int, memory: Memory) -> Array:
     """V̂ₜ by the row's estimator. `g` has the factored axes last, or fewer than two axes."""
     b, w = row.beta2_hat(t), row.newest(t)
     q = g**2 + row.eps1
-    if row.estimator == "none" or g.ndim < 2:
+    if row.estimator == "none" or g.ndim < 2 or min(g.shape[-2:]) < row.min_factored:
         memory.v = b * memory.v + w * q
         return np.asarray(memory.v)
     memory.r = b * memory.r + w * q.sum(-1, keepdims=True)
@@ -199,13 +205,18 @@ def step(row: Row, x: Array, g: Array, t: int, s_t: float, memory: Memory) -> Ar
     else:
         u = g / np.sqrt(v_hat)
     memory.rms_u.append(rms(u))
-    change = alpha * u / (max(1.0, rms(u) / row.d) if row.d is not None else 1.0)
+    u_hat = u / (max(1.0, rms(u) / row.d) if row.d is not None else 1.0)
+    change = alpha * u_hat
     if row.beta1 and row.momentum == "update":
         memory.m = row.beta1 * memory.m + (1 - row.beta1) * change
         change = memory.m
+    if row.beta1 and row.momentum == "direction":
+        memory.m = row.beta1 * memory.m + (1 - row.beta1) * u_hat
+        change = alpha * memory.m
     if row.axes is not None:
         change = np.moveaxis(change, (-2, -1), row.axes)
-    return np.asarray(x * (1 - size * row.weight_decay) - change)
+    decay_rate = {"rho": size, "alpha": alpha, "constant": 1.0}[row.weight_decay_by]
+    return np.asarray(x * (1 - decay_rate * row.weight_decay) - change)
 
 
 def run(row: Row, x: Array, grads: Sequence[Array], s: Callable[[int], float]) -> Memory:

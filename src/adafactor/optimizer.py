@@ -80,14 +80,19 @@ class Adafactor(Optimizer):
         factored: the second-moment estimate of matrices: `"outer"` (§3), `"row"`, `"column"` (§3.2), or False
             to keep it whole.
         beta1: decay of the momentum; 0 keeps no buffer.
-        momentum_of: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P) or
-            the `"gradient"` with Adam's bias correction (Algorithms 1–3, row B).
+        momentum_of: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P), the
+            `"gradient"` with Adam's bias correction (Algorithms 1–3, row B), or the clipped `"direction"` before it is
+            scaled by αₜ (big_vision).
         beta2: None for 1 − t^−decay_rate (§7.2); a number for a constant with Adam's correction (§7.1).
         decay_rate: c of §7.2; past gradients are forgotten only for c ≤ 1.
+        beta2_max: the largest β̂₂ₜ that 1 − t^−decay_rate may reach (big_vision: 0.999); None for no bound.
         clip: d of §6, the largest RMS(U); None for no clipping.
         eps: ε₁, which keeps G² from zero, and ε₂, the least scale of a parameter.
         weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
+        weight_decay_by: what λ is multiplied with: `"rho"`; `"alpha"`, αₜ, as in transformers and fairseq;
+            `"constant"`, 1, as in T5X and optax.
         axes: the (row, column) axes to factor; None for the two largest.
+        min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
         maximize: ascend instead of descend.
         on_nonfinite: for a gradient with a NaN, an infinity or a square beyond the range of the statistics:
             `"skip"` leaves that parameter and its state as they were and warns once (on a device other than the
@@ -131,10 +136,13 @@ class Adafactor(Optimizer):
         momentum_of: str = Settings.momentum_of,
         beta2: float | None = Settings.beta2,
         decay_rate: float = Settings.decay_rate,
+        beta2_max: float | None = Settings.beta2_max,
         clip: float | None = Settings.clip,
         eps: tuple[float, float] = Settings.eps,
         weight_decay: float = Settings.weight_decay,
+        weight_decay_by: str = Settings.weight_decay_by,
         axes: tuple[int, int] | None = Settings.axes,
+        min_factored: int = Settings.min_factored,
         maximize: bool = Settings.maximize,
         on_nonfinite: str = Settings.on_nonfinite,
         rounding: str = Settings.rounding,
