@@ -21,6 +21,7 @@ from adafactor.core.contract import Executor, Fallback, Parameter
 from adafactor.core.factoring import Factored, Factoring
 from adafactor.core.grad_scaler import Scaling
 from adafactor.core.record import Record, StepMetrics, names_of
+from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.core.signals import held_back
 from adafactor.core.step import step
@@ -103,6 +104,8 @@ class Adafactor(Optimizer):
             `"nearest"`, where updates below half a unit in the last place are lost; `"stochastic"`, where they are
             right in the mean, for no memory; `"kahan"`, where they are kept in a second 16-bit number.
         seed: of stochastic rounding, whose random numbers are a function of seed, parameter, step and element.
+        rules: keywords by names of parameters, as in `{"*embed*": {"factored": False}, "*.bias": {"clip": None}}`. The
+            first pattern that matches a name decides. It needs names, and makes a group for each rule.
         momentum: the former name of `momentum_of`.
         foreach: accepted and ignored, as are `fused` and `capturable`: some trainers give them to every optimizer of
             torch, and there is one way to step here.
@@ -147,6 +150,7 @@ class Adafactor(Optimizer):
         on_nonfinite: str = Settings.on_nonfinite,
         rounding: str = Settings.rounding,
         seed: int = Settings.seed,
+        rules: Rules | None = None,
         momentum: str | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -165,7 +169,7 @@ class Adafactor(Optimizer):
         defaults = from_text(keywords)
         Settings(**defaults)
         self._start(backend)
-        super().__init__(params, defaults)
+        super().__init__(params if rules is None else divide_by_rules(params, rules), defaults)
 
     def _start(self, backend: str) -> None:
         kernels.check(backend)  # a wrong name and a missing package are told at once
@@ -394,7 +398,7 @@ class Adafactor(Optimizer):
         for group, names in zip(self.param_groups, names_of(self.param_groups), strict=True):
             for p, name in zip(group["params"], names, strict=True):
                 size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
-                records.append(self._metrics_of(p).record(name, p, size, group["clip"]))
+                records.append(self._metrics_of(p).record(name, p, size, group))
         for record in records:
             if record.skipped:
                 self._warn_of_skipping(record)

@@ -115,7 +115,9 @@ class Settings:
         for f in fields(self):
             object.__setattr__(self, f.name, f.metadata["check"](f.name, getattr(self, f.name)))
         if self.beta2 is not None and self.beta2_max is not None:
-            raise ValueError(f"beta2_max={self.beta2_max!r} bounds 1 - t^-decay_rate, so beta2={self.beta2!r} must be None")
+            raise ValueError(
+                f"beta2_max={self.beta2_max!r} bounds 1 - t^-decay_rate, so beta2={self.beta2!r} must be None"
+            )
 
 
 RATES = tuple(f.name for f in fields(Settings) if f.metadata["rate"])  # that a schedule may write to

@@ -150,7 +150,10 @@ class Parameter:
     def factored(self) -> bool:
         """Is V̂ made of factors? Known only with the settings."""
         s = self.settings
-        return self.about is not None and find_factoring(self.shape, s.factored, s.axes, s.min_factored).estimator != "full"
+        return (
+            self.about is not None
+            and find_factoring(self.shape, s.factored, s.axes, s.min_factored).estimator != "full"
+        )
 
     @property
     def scale(self) -> float:
