@@ -158,7 +158,7 @@ class Row:
     def newest(self, t: int) -> float:
         """1 − β̂₂ₜ, the weight of the newest square, where β̂₂ₜ is too near 1 for a difference."""
         if self.beta2 is None and self.beta2_max is None:
-            return float(t) ** -self.c
+            return float(float(t) ** -self.c)
         return 1 - self.beta2_hat(t)
 
 

@@ -10,6 +10,8 @@ from torch import nn
 
 from adafactor import Adafactor
 
+Rules = dict[str, dict[str, Any]]
+
 
 def model() -> nn.Module:
     torch.manual_seed(0)
@@ -21,7 +23,7 @@ def names_by_rule(optimizer: Adafactor) -> dict[str, list[str]]:
 
 
 def test_the_first_pattern_that_matches_decides() -> None:
-    rules = {"*.bias": {"beta1": 0.9}, "norm.*": {"lr": 0.5}, "*embed*": {"factored": False}}
+    rules: Rules = {"*.bias": {"beta1": 0.9}, "norm.*": {"lr": 0.5}, "*embed*": {"factored": False}}
     optimizer = Adafactor(model().named_parameters(), lr=0.1, rules=rules)
     assert names_by_rule(optimizer) == {
         "": ["head.weight"],
@@ -44,8 +46,9 @@ def test_each_parameter_steps_as_with_groups_made_by_hand() -> None:
 
     def by_hand(net: nn.Module) -> Adafactor:
         named = dict(net.named_parameters())
-        embedding = {"params": [("embed.weight", named.pop("embed.weight"))], "factored": False, "beta1": 0.9}
-        return Adafactor([{"params": list(named.items())}, embedding])
+        embedding = [("embed.weight", named.pop("embed.weight"))]
+        keywords: dict[str, Any] = {"factored": False, "beta1": 0.9}
+        return Adafactor([{"params": list(named.items())}, {"params": embedding, **keywords}])
 
     rules = {"embed.*": {"factored": False, "beta1": 0.9}}
     ours = train(model(), lambda net: Adafactor(net.named_parameters(), rules=rules))
@@ -82,7 +85,7 @@ def test_the_report_names_the_rule_and_a_checkpoint_keeps_it() -> None:
         ({"head.*": {"lr": -1.0}}, "lr=-1.0 must be"),
     ],
 )
-def test_a_rule_that_cannot_be_meant_is_refused(rules: dict[str, Any], message: str) -> None:
+def test_a_rule_that_cannot_be_meant_is_refused(rules: Rules, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Adafactor(model().named_parameters(), rules=rules)
 
