@@ -22,10 +22,10 @@ test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
 # About 25 minutes, and the slow fuzz: FUZZ_SECONDS says how long it runs.
-test-all: .venv/ready .venv/integrations .venv/bench
+test-all: .venv/ready .venv/integrations .venv/trainers .venv/bench
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
 
-# Every variant of every Triton kernel: compiled for six cards, emulated where the emulator is, interpreted at length. Hours.
+# Every variant of every Triton kernel: compiled for six cards, interpreted at length. Hours.
 test-sweep: .venv/ready
 	$(BIN)/python -m pytest -m sweep
 
@@ -60,6 +60,14 @@ release: .venv/release
 # torchao is for one test; in the extra its warnings would greet whoever imports transformers.
 .venv/integrations: .venv/ready
 	$(INSTALL) -e ".[integrations]" torchao
+	touch $@
+
+# Trainers that take an optimizer by configuration, and models: without all else that they would bring, which the code that
+# is run of them does not use.
+.venv/trainers: .venv/integrations
+	$(INSTALL) addict cryptography json-repair requests tyro
+	$(INSTALL) --no-deps antlr4-python3-runtime axolotl diffusers hydra-core litgpt modelscope modelscope-hub ms-swift \
+	    nemo_automodel omegaconf spmd-types torchtitan
 	touch $@
 
 # timm would bring torchvision, which its optimizers do not use.

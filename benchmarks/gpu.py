@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from adafactor.kernels.triton.executor import Executor
@@ -16,39 +16,29 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
     Tables and scalars are left out: they are a few bytes for thousands of elements.
     """
     from adafactor.kernels.triton import fields as f
+    from adafactor.kernels.triton.layout import matrix_shape
     from adafactor.kernels.triton.sizes import checked
-    from adafactor.kernels.triton.table import units_of
 
     moved_bytes: dict[str, int] = defaultdict(int)
     for executor in executors:
-        kind, stat = executor.kind, executor.stat.itemsize
-        tiles = executor.table.tensors[:, f.TILES.value].tolist()
+        kind, stat = executor.kind, executor.kind.stat.itemsize
+        tiles = executor.table.tensors[:, f.TILES].tolist()
         for parameter, own in zip(executor.parameters, tiles, strict=True):
             x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
-            how = executor.table.tilings[parameter]
+            shape = matrix_shape(parameter)
             first = g + (stat if kind.momentum == 2 else 0)  # an element
             last = g + 2 * x + (2 * stat if kind.momentum else 0) + (2 * x if kind.rounding == 2 else 0)
             moved_bytes["measure"] += x * count
             if parameter.settings.relative:
                 moved_bytes["begin step"] += x * count * min(len(checked(own)) + 1, own) // own
-            if how is None:
+            if shape is None:
                 moved_bytes["first pass"] += (first + stat) * count
                 moved_bytes["last pass"] += (last + 2 * stat) * count
                 continue
-            rows, columns, stack = _matrices(parameter)
-            units = -(-rows // units_of(parameter, how))
+            rows, columns = shape
+            stack, units = count // (rows * columns), -(-rows // executor.table.unit_rows(parameter))
             partial = 2 * units * columns * stack * stat  # column sums of G² and of G²/R
-            reads = 1 if kind.first_pass(how)["CHUNKS"] else 2
-            moved_bytes["first pass"] += reads * first * count + partial + 3 * rows * stack * stat
+            moved_bytes["first pass"] += first * count + partial + 3 * rows * stack * stat
             moved_bytes["fold"] += partial + 3 * columns * stack * stat
             moved_bytes["last pass"] += last * count + 3 * (rows + columns) * stack * stat
     return dict(moved_bytes)
-
-
-def _matrices(parameter: Any) -> tuple[int, int, int]:
-    """Rows, columns, and the number of matrices of a stack."""
-    from adafactor.kernels.triton.table import factored_axes
-
-    p, q = factored_axes(parameter)
-    rows, columns = parameter.x.shape[p], parameter.x.shape[q]
-    return rows, columns, parameter.x.numel() // (rows * columns)

@@ -40,14 +40,6 @@ class Timing:
         """Seconds of a step."""
         return statistics.median(self.seconds)
 
-    @property
-    def middle(self) -> tuple[float, float]:
-        """Between which the middle half of the rounds lies."""
-        if len(self.seconds) < 2:
-            return self.median, self.median
-        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return low, high
-
 
 class Ratio(NamedTuple):
     """How many times as long one contender took as another, round by round."""

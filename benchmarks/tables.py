@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.contenders import find
 from benchmarks.measure import Entry
-from benchmarks.results import YARDSTICK, Measured, Results, Timing, targets
+from benchmarks.results import YARDSTICK, Checked, Measured, Results, Timing, targets
 
 COLOURS = {"ours": "#1565c0", "peer": "#c62828", "baseline": "#8a949c", "own": "#7b4fb5", "floor": "#cfd6db"}
 
@@ -25,14 +25,7 @@ class Table:
 
 def tables(results: Results) -> list[Table]:
     """Everything that was found, the most important first; what was not measured has no table."""
-    found = [
-        _against_adamw(results),
-        _overview(results),
-        *(_suite(results, m) for m in results.suites),
-        _cost(results),
-        _checks(results),
-    ]
-    found += [_missing(results), _targets(results)]
+    found = [*_steps(results), _suites(results), _cost(results), _missing(results), _targets(results)]
     return [table for table in found if table.rows]
 
 
@@ -52,9 +45,9 @@ def size(count: int | None) -> str:
     return f"{significant(count / unit)} {name}"
 
 
-def label(timing: Timing) -> str:
+def label(found: Timing | Checked) -> str:
     """What a table calls the contender."""
-    return Entry(find(timing.contender), timing.dtype).label
+    return Entry(find(found.contender), found.dtype).label
 
 
 def about(results: Results) -> str:
@@ -77,8 +70,8 @@ def about(results: Results) -> str:
         load = f" Load average of a minute {results.load_before[0]:.1f} before, {results.load_after[0]:.1f} after."
     return (
         f"{where} {machine['system']}, Python {machine['python']}, {versions}. "
-        f"Medians of {results.rounds} rounds that alternate the contenders{clock}.{load}"
-    )
+        f"Medians of {results.rounds} rounds that alternate the contenders{clock}.{load} {_checks(results)}"
+    ).rstrip()
 
 
 def markdown(results: Results) -> str:
@@ -106,95 +99,65 @@ def show(results: Results) -> None:
         for i, head in enumerate(table.heads):
             drawn.add_column(head, justify="right" if i else "left", overflow="fold")
         for row in table.rows:
-            ours = row[0].startswith("adafactor,")
-            drawn.add_row(*row, style="bold" if ours else None)
+            drawn.add_row(*row, style="bold" if row[0].startswith("adafactor,") else None)
         console.print(drawn)
 
 
-def _against_adamw(results: Results) -> Table:
-    """Ours as people run it, and the floor, against fused AdamW."""
-    ours = "cpu" if results.device == "cpu" else "triton"
-    columns = {
-        "float32": (ours, "float32"),
-        "with momentum": (f"{ours}-momentum", "float32"),
-        "bfloat16": (ours, "bfloat16"),
-        "bfloat16, stochastic rounding": (f"{ours}-stochastic", "bfloat16"),
-        "floor, float32": ("floor", "float32"),
-        "floor, bfloat16": ("floor", "bfloat16"),
-    }
+def _steps(results: Results) -> list[Table]:
+    """The metrics of a step: a table of each over the suites, or one table of all of them if there is one suite."""
+    metrics = {"time of a step, and × fused AdamW": _time, "state and extra memory": _memory}
+    if len(results.suites) == 1:
+        [suite] = results.suites
+        rows = [[label(t), *(show_of(suite, t) for show_of in metrics.values())] for t in suite.timings]
+        return [Table(suite.title, "", ["optimizer", *metrics], rows)]
+    heads = ["optimizer", *(m.name for m in results.suites)]
+    entries = dict.fromkeys((t.contender, t.dtype) for m in results.suites for t in m.timings)
+    made = []
+    for title, show_of in metrics.items():
+        rows = []
+        for contender, dtype in entries:
+            timings = [m.timing(contender, dtype) for m in results.suites]
+            cells = ["–" if t is None else show_of(m, t) for m, t in zip(results.suites, timings, strict=True)]
+            rows.append([Entry(find(contender), dtype).label, *cells])
+        made.append(Table(title[0].upper() + title[1:], "", heads, rows))
+    return made
+
+
+def _time(suite: Measured, timing: Timing) -> str:
+    return f"{significant(1e3 * timing.median)} ms, {suite.against_adamw(timing) or '–'}"
+
+
+def _memory(suite: Measured, timing: Timing) -> str:
+    return f"{size(timing.state_bytes)} + {size(timing.extra_bytes)}"
+
+
+def _suites(results: Results) -> Table:
     rows = []
-    for measured in results.suites:
-        ratios = [measured.against_adamw(measured.timing(*key)) for key in columns.values()]
-        if any(ratios):
-            rows.append([measured.name, *("–" if ratio is None else str(ratio) for ratio in ratios)])
-    note = (
-        "In the same dtype: the median of the rounds and, in brackets, the lowest and the highest. The floor is "
-        "trivial loops that read and write the same bytes in the same rounds."
-    )
-    return Table("Times the time of fused AdamW", note, [f"adafactor, {ours}", *columns], rows)
-
-
-def _overview(results: Results) -> Table:
-    """Milliseconds of every contender in every suite."""
-    keys = dict.fromkeys((t.contender, t.dtype) for m in results.suites for t in m.timings)
-    rows = []
-    for contender, dtype in keys:
-        found = [m.timing(contender, dtype) for m in results.suites]
-        name = next(label(t) for t in found if t)
-        rows.append([name, *(significant(1e3 * t.median) if t else "–" for t in found)])
-    heads = ["ms a step", *(m.name for m in results.suites)]
-    return Table("One step", "", heads, rows if len(results.suites) > 1 else [])
-
-
-def _suite(results: Results, measured: Measured) -> Table:
-    rows = []
-    for t in measured.timings:
-        ratio, share = measured.against_adamw(t), measured.floor_share(t)
-        low, high = t.middle
-        rows.append([
-            label(t),
-            significant(1e3 * t.median),
-            f"{significant(1e3 * low)}–{significant(1e3 * high)}",
-            "–" if ratio is None else str(ratio),
-            "–" if share is None else f"{100 * share:.0f} %",
-            size(t.state_bytes),
-            size(t.extra_bytes),
-            {True: "right", False: "WRONG", None: "–"}[results.correct(t.contender, t.dtype)],
-        ])  # fmt: skip
-    heads = ["optimizer", "ms a step", "middle half", "× AdamW", "floor", "state", "extra", "update"]
-    note = (
-        f"{measured.tensors} tensors, {measured.parameters:,} parameters. "
-        f"A copy moved {significant(measured.bandwidth / 1e9)} GB/s."
-    )
-    return Table(f"{measured.name}: {measured.title}", note, heads, rows)
+    for m in results.suites:
+        rows.append([m.name, m.title, f"{m.tensors}", f"{m.parameters:,}", f"{significant(m.bandwidth / 1e9)} GB/s"])
+    return Table("The suites", "", ["suite", "shapes of", "tensors", "parameters", "speed of a copy"], rows)
 
 
 def _cost(results: Results) -> Table:
+    """Nanoseconds a parameter, from the smallest model to the largest."""
+    contenders = dict.fromkeys(t.contender for m in results.cost for t in m.timings)
     rows = []
-    for measured in results.cost:
-        for t in measured.timings:
-            rows.append([
-                label(t),
-                measured.name,
-                f"{measured.parameters:,}",
-                significant(1e3 * t.median),
-                significant(1e9 * t.median / measured.parameters),
-                size(t.state_bytes),
-                size(t.extra_bytes),
-            ])  # fmt: skip
-    rows.sort(key=lambda row: row[0])  # stable: sizes stay in order
-    heads = ["optimizer", "size", "parameters", "ms a step", "ns a parameter", "state", "extra"]
-    return Table("What a parameter costs", "", heads, rows)
+    for m in results.cost:
+        timings = [m.timing(contender) for contender in contenders]
+        cells = ["–" if t is None else significant(1e9 * t.median / m.parameters) for t in timings]
+        rows.append([f"{m.parameters:,}", *cells])
+    heads = ["parameters", *(find(contender).label for contender in contenders)]
+    return Table("What a parameter costs", "Nanoseconds a parameter.", heads, rows)
 
 
-def _checks(results: Results) -> Table:
-    rows = []
-    for c in results.checks:
-        name = Entry(find(c.contender), c.dtype).label
-        verdict = {True: "right", False: "WRONG", None: "has no formula to check"}[c.correct]
-        rows.append([name, "–" if c.error is None else f"{c.error:.0e}", verdict])
-    note = "Deviation after five steps from each one's own formula in float64, relative to the distance travelled."
-    return Table("Is the update the one that the formula says?", note, ["optimizer", "deviation", "update"], rows)
+def _checks(results: Results) -> str:
+    """Which updates are not those of the optimizers' own formulas, in a sentence."""
+    if not results.checks:
+        return ""
+    wrong = [f"{label(c)} by {c.error:.0e}" for c in results.checks if c.correct is False]
+    unknown = [label(c) for c in results.checks if c.correct is None]
+    said = f"WRONG, off its own formula: {', '.join(wrong)}." if wrong else "Every update is that of its own formula."
+    return f"{said} Without a formula to check: {', '.join(unknown)}." if unknown else said
 
 
 def _missing(results: Results) -> Table:

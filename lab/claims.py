@@ -181,13 +181,16 @@ def judge_all(records: list[Record]) -> list[tuple[str, str, str]]:
 
 
 def answer(records: list[Record]) -> str:
-    """The page's first paragraph: how many claims hold, the first of them, and the order of Table 2's rows."""
+    """The page's first paragraphs: how many claims hold, the first of them, and the order of Table 2's rows."""
     verdicts = judge_all(records)
     counts = [sum(verdict == kind for _, verdict, _ in verdicts) for kind in (HOLDS, FAILS, UNDECIDED)]
+    longest = max(record["config"]["scale"]["steps"] for record in records)
+    largest = max(record["parameter_bytes"] for record in records) / 4e6
     text = (
         f"Of {len(verdicts)} claims of the paper {counts[0]} hold here, {counts[1]} do not, and {counts[2]} are not "
-        f"decided. The first of all, that Adafactor without momentum or warm-up (row O) does as well as Adam with both "
-        f"(row B): **{verdicts[0][1]}**. O − B in dev loss, where up to +{SAME_LOSS:g} counts as equal: "
+        f"decided. No run is longer than {longest:,} steps, and no model larger than {largest:.1f} million parameters."
+        "\n\nThe first claim of all is that Adafactor without momentum or warm-up (row O) does as well as Adam with "
+        f"both (row B): **{verdicts[0][1]}**. O − B in dev loss, where up to +{SAME_LOSS:g} counts as equal: "
         f"{'; '.join(verdicts[0][2].splitlines())}."
     )
     order = agreement(records, warm=False)
@@ -196,13 +199,11 @@ def answer(records: list[Record]) -> str:
         failed = {name for name, values in losses.items() if results.mean(values) > results.FAILED}
         fail, learn = ({row.name for row in PATTERN_ROWS if (row.cold < 1) == kind} for kind in (True, False))
         text += (
-            f" Without warm-up, the losses of rows A to P have a rank correlation of {order} with the paper's BLEU. Of "
-            f"its {len(fail)} rows that fail {len(fail & failed)} fail here{_but(fail - failed)}, and of its "
+            f"\n\nWithout warm-up, the losses of rows A to P have a rank correlation of {order} with the paper's BLEU. "
+            f"Of its {len(fail)} rows that fail {len(fail & failed)} fail here{_but(fail - failed)}, and of its "
             f"{len(learn)} that learn {len(learn - failed)} learn{_but(learn & failed)}."
         )
-    longest = max(record["config"]["scale"]["steps"] for record in records)
-    largest = max(record["parameter_bytes"] for record in records) / 4e6
-    return f"{text} No run is longer than {longest:,} steps, and no model larger than {largest:.1f} million parameters."
+    return text
 
 
 def _but(names: set[str]) -> str:

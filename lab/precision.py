@@ -184,8 +184,7 @@ def tables(records: list[Record]) -> str:
     """The part of docs/precision.md that is measured."""
     if not records:
         return "There are no records yet.\n"
-    found = group(records)
-    blocks = [_bytes_table(found["train"])]
+    found, blocks = group(records), []
     for part, title in (("train", "From scratch"), ("tune", "Fine-tuned")):
         if any(found[part].values()):
             blocks.append(_loss_table(found[part], title))
@@ -193,36 +192,22 @@ def tables(records: list[Record]) -> str:
     return "\n".join(blocks)
 
 
-def _bytes_table(runs: dict[str | None, list[Record]]) -> str:
-    lines = ["| bytes per parameter | weights | gradients | optimizer's state | in all |", "|---|---|---|---|---|"]
-    for rounding, records in runs.items():
-        for record in records[:1]:
-            each = [record[k] / record["parameters"] for k in ("parameter_bytes", "gradient_bytes", "state_bytes")]
-            lines.append(f"| {label(rounding)} | {each[0]:g} | {each[1]:g} | {each[2]:.3f} | {sum(each):.3f} |")
-    return "\n".join(lines) + "\n"
-
-
 def _loss_table(runs: dict[str | None, list[Record]], title: str) -> str:
-    lines = [f"| {title} | dev loss by seed | mean ± deviation | minus float32, same seed | test BLEU | "
-             "weights where they started | distance from the start |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    heads = [title, "dev loss", "minus float32, same seed", "weights where they started", "distance from the start"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     base = {record["config"]["seed"]: record["dev_loss"] for record in runs[None]}
     before = [record["initial_loss"] for record in runs[None]]
-    lines += [f"| before | {_list(before)} | {_spread(before)} | | | | |"] if before else []
+    lines += [f"| before | {_spread(before)} | | | |"] if before else []
     for rounding, records in runs.items():
         if records:
             losses = [record["dev_loss"] for record in records]
             gaps = [r["dev_loss"] - base[r["config"]["seed"]] for r in records if r["config"]["seed"] in base]
-            cells = [label(rounding), _list(losses), _spread(losses)]
+            cells = [label(rounding), _spread(losses)]
             cells.append(_spread(gaps, signed=True) if rounding and gaps else "")
-            cells.append(f"{mean(r['bleu']['test']['all'] for r in records):.1f}")
             cells.append(f"{100 * mean(r['unchanged'] for r in records):.1f} %")
             cells.append(f"{100 * mean(r['distance'] for r in records):.1f} %")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _list(values: list[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in values)
 
 
 def _spread(values: list[float], signed: bool = False) -> str:

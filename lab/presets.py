@@ -60,6 +60,8 @@ SCALES = {
         replace(SMALL, name="long", shape=replace(SMALL.shape, dropout=0.1), steps=16_000, branch=1600),
         # The pattern of Table 2: rows without warm-up fail here as in the paper.
         replace(HARD, name="pattern", steps=2000, adaptive=3.0, relative=3.0),
+        # The paper's mechanism: pre-norm and deep, and long beside the memory of the second moment (rows A160, H160).
+        Scale("deep", Shape(6, 64, 4, 256, dropout=0.0), 1000, 512, 16_000, 5.0, 5.0, dev=0, test=0),
         BASE,
         # Table 3's: half as many steps of the same schedule, four times the batch.
         replace(BASE, name="base3", tokens=16_384, steps=50_000, branch=5000, compressed=False),

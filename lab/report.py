@@ -36,11 +36,9 @@ def render(records: list[Record]) -> str:
 
 
 def documents(records: list[Record]) -> dict[Path, str]:
-    """What stands between the marks of each document: the answer and the claims in one, all tables in the other."""
+    """What stands between the marks of each document: the answer and the claims in one, the tables in the other."""
     made = [*(tables.headline(records, scale) for scale in ("long", "small", "quarter"))]
-    made += [tables.over_the_run(records), tables.pattern(records), tables.step_sizes(records)]
-    made += [tables.suspects(records), tables.table_2(records), tables.stability(records), tables.table_3(records)]
-    made += [tables.times(records)]
+    made += [tables.both_scales(records), tables.stability(records), tables.table_3(records)]
     first = [claims.answer(records) + "\n"]
     if tables.agreement(records, warm=False):
         first.append(f"![Table 2 of the paper beside the lab's losses, row by row]({pictures.PATTERN.name})\n")

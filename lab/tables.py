@@ -239,6 +239,22 @@ def pattern(records: list[Record]) -> Table | None:
     return Table("Table 2 at `pattern`", note, heads, rows, 2) if rows else None
 
 
+def both_scales(records: list[Record]) -> Table | None:
+    """Table 2 at `pattern`, where rows can fail, and beside it the losses at `mini`."""
+    first, second = pattern(records), table_2(records)
+    if first is None or second is None:
+        return first or second
+    losses = {row[0]: row[4:6] for row in second.rows}
+    rows = [[*row, *losses.get(row[0], ["–", "–"])] for row in first.rows]
+    scale = SCALES["mini"]
+    note = (
+        f"{first.note} At `mini`, {scale.steps:,} steps of a {scale.shape.norm}-norm Transformer, ± is half the 95 % "
+        "interval of the mean over seeds."
+    )
+    heads = [f"loss at `{name}`, {how}" for name in ("pattern", "mini") for how in ("warm-up", "none")]
+    return Table("Table 2 at `pattern` and at `mini`", note, [*first.heads[:4], *heads], rows, 2)
+
+
 def _cells(records: list[Record], groups: list[list[Record]], tied: bool = True) -> list[str]:
     """Dev loss at `mini` of each group of runs, then BLEU."""
     return [over_seeds(runs, results.noise(records, ("mini",), bleu=bleu, tied=tied, of=runs), bleu=bleu)

@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
 from adafactor.check.timing import Launches
-from adafactor.planning.models import Shape, gpt2, llama, resnet50
+from adafactor.planning.models import Shape, gpt2, llama
 from benchmarks.gpu import moved
+from benchmarks.suites import resnet50
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
@@ -138,7 +139,7 @@ def count(model: Model) -> Count:
         uploads[3] - uploads[2],
         uploads[2] - uploads[1],
         moved(found),
-        sum((t.scratch + t.vectors) * w.stat.itemsize for w, t in zip(found, tables, strict=True)),
+        sum((t.scratch + t.vectors) * w.kind.stat.itemsize for w, t in zip(found, tables, strict=True)),
     )
 
 

@@ -170,7 +170,7 @@ def diffusion() -> Iterator[tuple[str, str, dict[str, float]]]:
 
 
 EXPERIMENTS = {"finetuning": finetuning, "diffusion": diffusion}
-TABLES = [("finetuning", "new"), ("finetuning", "old"), ("diffusion", "error")]
+TABLES = [("finetuning", "new"), ("diffusion", "error")]
 
 
 def run() -> dict[str, Results]:

@@ -97,13 +97,6 @@ def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:
     forget_walk_orders()
 
 
-def forget_loaded_parts() -> None:
-    """Make the next compiled step look for its parts, as the first one of a process does."""
-    from adafactor.kernels.cpu import native
-
-    native.ready.cache_clear()
-
-
 def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let tensors up to this size be one thread's alone; 0: all threads share each."""
     from adafactor.kernels.cpu import native

@@ -134,7 +134,7 @@ class Row:
 
     estimator: str = "none"  # "none", "outer" (§3), "row", "column" (§3.2)
     beta1: float = 0.0
-    momentum: str = "gradient"  # CHOICE: row P averages the update, as the authors' code does; big_vision the direction
+    momentum: str = "gradient"  # CHOICE: row P averages the update, as the authors' code does
     beta2: float | None = None  # None: 1 − t^−c (§7.2); a number: Adam's correction (§7.1)
     c: float = 0.8
     beta2_max: float | None = None  # CHOICE: big_vision's cap of 1 − t^−c
@@ -144,7 +144,6 @@ class Row:
     eps1: float = 1e-30
     eps2: float = 1e-3
     weight_decay: float = 0.0
-    weight_decay_by: str = "rho"  # CHOICE: × ρₜ (torch), × αₜ ("alpha": fairseq), as it is ("constant": T5X, optax)
     axes: tuple[int, int] | None = None  # CHOICE: tensors of more than two axes; the rest are a batch
     min_factored: int = 0  # CHOICE: optax factors only where both axes are at least so long
 
@@ -205,18 +204,13 @@ def step(row: Row, x: Array, g: Array, t: int, s_t: float, memory: Memory) -> Ar
     else:
         u = g / np.sqrt(v_hat)
     memory.rms_u.append(rms(u))
-    u_hat = u / (max(1.0, rms(u) / row.d) if row.d is not None else 1.0)
-    change = alpha * u_hat
+    change = alpha * u / (max(1.0, rms(u) / row.d) if row.d is not None else 1.0)
     if row.beta1 and row.momentum == "update":
         memory.m = row.beta1 * memory.m + (1 - row.beta1) * change
         change = memory.m
-    if row.beta1 and row.momentum == "direction":
-        memory.m = row.beta1 * memory.m + (1 - row.beta1) * u_hat
-        change = alpha * memory.m
     if row.axes is not None:
         change = np.moveaxis(change, (-2, -1), row.axes)
-    decay_rate = {"rho": size, "alpha": alpha, "constant": 1.0}[row.weight_decay_by]
-    return np.asarray(x * (1 - decay_rate * row.weight_decay) - change)
+    return np.asarray(x * (1 - size * row.weight_decay) - change)
 
 
 def run(row: Row, x: Array, grads: Sequence[Array], s: Callable[[int], float]) -> Memory:

@@ -15,8 +15,6 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
-import tomllib
-
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 SMOKE = """
@@ -43,7 +41,7 @@ for backend in ("eager", "cpu"):
 
 def main() -> int:
     """Build, check, install, try; the first thing that is wrong ends it."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    [version] = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)  # 3.10 has no tomllib
     check_version(version)
     shutil.rmtree(DIST, ignore_errors=True)
     call(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
@@ -92,6 +90,8 @@ def check_wheel(wheel: Path, version: str) -> None:
     demand(any("LICENSE" in name for name in names), "the wheel lacks the licence")
     demand(metadata["Version"] == version, f"the metadata have version {metadata['Version']}")
     demand(metadata["Requires-Python"] is not None, "the metadata do not say which Python is needed")
+    dead = re.findall(r"\]\((?!https?://)([^)]*)\)", str(metadata.get_payload()))
+    demand(not dead, f"the page of an index would have links that lead nowhere: {dead[:3]}")
 
 
 def check_sdist(sdist: Path) -> None:

@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
         from adafactor import migration
 
         return getattr(migration, name)
-    if name in ("diagnostics", "trainers"):
+    if name in ("diagnostics", "hf", "trainers"):
         return import_module(f"adafactor.{name}")
     if name == "plan":
         from adafactor import planning

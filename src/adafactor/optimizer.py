@@ -41,7 +41,8 @@ def _as_given(init: Callable[P, None]) -> Callable[P, None]:
         for name in keywords.keys() & FOREIGN.keys():
             raise TypeError(
                 f"Adafactor has no keyword {name!r}; here it is {FOREIGN[name]}. "
-                "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor"
+                "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor,"
+                " and the class adafactor.hf.Adafactor those of transformers'"
             )
         params = keywords["params"] if "params" in keywords else args[1] if len(args) > 1 else ()
         groups = [item for item in params if isinstance(item, dict)] if isinstance(params, (list, tuple)) else []
@@ -81,17 +82,14 @@ class Adafactor(Optimizer):
         factored: the second-moment estimate of matrices: `"outer"` (§3), `"row"`, `"column"` (§3.2), or False
             to keep it whole.
         beta1: decay of the momentum; 0 keeps no buffer.
-        momentum_of: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P), the
-            `"gradient"` with Adam's bias correction (Algorithms 1–3, row B), or the clipped `"direction"` before it is
-            scaled by αₜ (big_vision).
+        momentum_of: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P) or
+            the `"gradient"` with Adam's bias correction (Algorithms 1–3, row B).
         beta2: None for 1 − t^−decay_rate (§7.2); a number for a constant with Adam's correction (§7.1).
         decay_rate: c of §7.2; past gradients are forgotten only for c ≤ 1.
         beta2_max: the largest β̂₂ₜ that 1 − t^−decay_rate may reach (big_vision: 0.999); None for no bound.
         clip: d of §6, the largest RMS(U); None for no clipping.
         eps: ε₁, which keeps G² from zero, and ε₂, the least scale of a parameter.
         weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
-        weight_decay_by: what λ is multiplied with: `"rho"`; `"alpha"`, αₜ, as in transformers and fairseq;
-            `"constant"`, 1, as in T5X and optax.
         axes: the (row, column) axes to factor; None for the two largest.
         min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
         maximize: ascend instead of descend.
@@ -143,7 +141,6 @@ class Adafactor(Optimizer):
         clip: float | None = Settings.clip,
         eps: tuple[float, float] = Settings.eps,
         weight_decay: float = Settings.weight_decay,
-        weight_decay_by: str = Settings.weight_decay_by,
         axes: tuple[int, int] | None = Settings.axes,
         min_factored: int = Settings.min_factored,
         maximize: bool = Settings.maximize,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from adafactor import Adafactor, step_in_backward
-from tests import inside as internals
 from tests.attack.helpers import assert_unchanged, random, refused, snapshot, steps_of
 
 SHAPE = (40, 30)
@@ -68,7 +67,6 @@ def test_groups_with_and_without_momentum_take_their_first_step_together(
     kinds: list[dict[str, Any]] = [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient"}]
     together, alone = ([nn.Parameter(random(shape, i, dtype)) for i in range(3)] for _ in range(2))
     groups = [{"params": [p], **kind} for p, kind in zip(together, kinds, strict=True)]
-    internals.forget_loaded_parts()
     optimizers = [Adafactor(groups, backend=backend)]
     optimizers += [Adafactor([p], backend=backend, **kind) for p, kind in zip(alone, kinds, strict=True)]
     for i in range(2):

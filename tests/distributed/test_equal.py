@@ -53,7 +53,7 @@ def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> 
     average, stat = factors._average, {torch.float32: np.float32, torch.float64: np.float64}[dtype]
 
     @njit
-    def compiled(new: Any, state: int, scratch: int, beta2: float) -> None:
+    def compiled(new: Any, state: int, scratch: Any, beta2: float) -> None:
         average(new, state, 0, scratch, beta2, 1 - beta2, stat)
 
     generator = torch.Generator().manual_seed(0)
@@ -62,8 +62,7 @@ def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> 
         new = torch.rand(1001, generator=generator, dtype=torch.float64)
         decay = 1 - t**-0.8
         ours = equations.average(old, new, decay, 1 - decay)
-        scratch = torch.empty(1001, dtype=torch.float64)
-        compiled(new.numpy(), old.data_ptr(), scratch.data_ptr(), decay)
+        compiled(new.numpy(), old.data_ptr(), np.empty(1001), decay)
         assert torch.equal(ours, new) and torch.equal(ours.to(dtype), old)
 
 

@@ -18,12 +18,12 @@ import warnings
 import numpy as np
 
 from adafactor.kernels.cpu.native import compiling, machine_code
-from adafactor.kernels.cpu.native.intrinsics import array_at
+from adafactor.kernels.cpu.native.intrinsics import view
 
 
 def answer(address: int) -> None:
     """Write 42 to an address."""
-    array_at(address, 1, np.int64)[0] = 42
+    view(address, 0, 1, np.int64)[0] = 42
 
 
 def main(seconds: float, patience: float = machine_code.PATIENCE) -> dict[str, object]:

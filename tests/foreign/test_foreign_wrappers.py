@@ -61,9 +61,10 @@ def test_the_version_of_a_parameter_counts_its_steps(backend: str) -> None:
     """So that autograd complains of a graph that was made before the step."""
     w = torch.ones(3, 4, requires_grad=True)
     optimizer = Adafactor([w], backend=backend)
-    loss = (w * w).sum()
+    loss, before = (w * w).sum(), w._version
     w.grad = torch.ones_like(w)
     optimizer.step()
+    assert w._version > before
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 

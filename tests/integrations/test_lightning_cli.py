@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adafactor import Adafactor
+from adafactor import Adafactor, hf
 
 L = pytest.importorskip("lightning")
 cli = pytest.importorskip("lightning.pytorch.cli")
@@ -59,13 +59,13 @@ class Module(L.LightningModule):  # type: ignore[misc, name-defined]
         return DataLoader(TensorDataset(torch.randn(12, 6)), batch_size=4)
 
 
-def fitted(*words: str) -> Any:
+def fitted(*words: str, kind: type[Adafactor] = Adafactor) -> Any:
     """The only optimizer of a run with these arguments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["train.py", "fit", *words])
         run = cli.LightningCLI(Module, save_config_callback=None, seed_everything_default=0)
     (optimizer,) = run.trainer.optimizers
-    assert type(optimizer) is Adafactor
+    assert type(optimizer) is kind
     assert {record.steps for record in optimizer.report()} == {3}
     return optimizer
 
@@ -82,3 +82,11 @@ def test_a_command_line_names_the_class(tmp_path: Path) -> None:
     words = ["--optimizer=adafactor.Adafactor", "--optimizer.lr=1e-3", "--optimizer.relative=false"]
     group = fitted("--config", str(tmp_path / "config.yaml"), *words).param_groups[0]
     assert (group["lr"], group["relative"], group["lr_decay"]) == (1e-3, False, "rsqrt")
+
+
+def test_a_command_line_gives_transformers_words_and_ours(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer:" + CONFIG.split("trainer:")[1])
+    theirs = ["--optimizer.lr=1e-3", "--optimizer.relative_step=false", "--optimizer.scale_parameter=false"]
+    words = ["--optimizer=adafactor.hf.Adafactor", *theirs, "--optimizer.rounding=stochastic"]
+    group = fitted("--config", str(tmp_path / "config.yaml"), *words, kind=hf.Adafactor).param_groups[0]
+    assert (group["lr"], group["relative"], group["rounding"]) == (1e-3, False, "stochastic")

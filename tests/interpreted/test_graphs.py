@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adafactor import Adafactor
 from adafactor.kernels.triton import executor as work
+from adafactor.kernels.triton import upload
 from tests import inside
 from tests.interpreted.guarded import distance, random_steps, starts
 
@@ -50,7 +51,8 @@ def capture(optimizer: Adafactor) -> list[Callable[[], object]]:
     run = work.launch
     with pytest.MonkeyPatch.context() as patch:
         inside.let_modes_miss_the_step(patch)
-        patch.setattr(work, "is_capturing", lambda device: True)
+        for module in (work, upload):
+            patch.setattr(module, "is_capturing", lambda device: True)
         patch.setattr(work, "launch", lambda *args: found.append(lambda: run(*args)))
         with Copies(lambda to, of: found.append(lambda: to.copy_(of))):
             optimizer.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,6 @@ from adafactor.kernels.triton import sizes
 from tests.interpreted.guarded import distance, random_steps, starts, train
 
 SHAPES = [(37, 20), (64, 32), (33,), (4, 6, 5)]
-
-
-def everything(optimizer: Adafactor) -> list[Tensor]:
-    """Parameters and state."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    return [t.detach() for p in params for t in (p, *optimizer.state[p].values())]
 
 
 def test_large_gradients_whose_sums_leave_float32_are_stepped() -> None:
@@ -77,27 +70,6 @@ def test_the_step_after_somebody_wrote_to_a_parameter_is_right(
         torch.testing.assert_close(a, b, rtol=3e-6, atol=1e-6 * float(b.abs().max()))
 
 
-def test_scaled_gradients_are_unscaled_and_found_inf_stops_the_step() -> None:
-    """What torch's GradScaler leaves on the optimizer."""
-    begin = starts(SHAPES)
-    steps = random_steps(begin, 2)
-    for keywords in KINDS[:3:2]:
-        plain, _ = train(begin, steps, **keywords)
-        params = [p.clone().requires_grad_() for p in begin]
-        optimizer = Adafactor(params, backend="triton", **keywords)
-        for found in (0.0, 1.0, 0.0):
-            step = steps[0 if not optimizer.state[params[0]]["step"] else 1]
-            for p, g in zip(params, step, strict=True):
-                assert g is not None
-                p.grad = 1024 * g
-            optimizer.grad_scale, optimizer.found_inf = torch.tensor(1024.0), torch.tensor([found])  # type: ignore[attr-defined]
-            before = [t.clone() for t in everything(optimizer)]
-            optimizer.step()
-            same = [torch.equal(a, b) for a, b in zip(before, everything(optimizer), strict=True)]
-            assert all(same) if found else not all(same)
-        assert all(torch.equal(a, b) for a, b in zip(plain, params, strict=True))
-
-
 def test_the_report_is_that_of_plain_torch() -> None:
     begin = starts(SHAPES)
     steps = random_steps(begin, 3)
@@ -108,17 +80,6 @@ def test_the_report_is_that_of_plain_torch() -> None:
         for a, b in zip(ours.report(), theirs.report(), strict=True):
             for name in ("rms_update", "clip_rate", "step_size", "rms_parameter", "relative_change", "beta2", "steps"):
                 assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-5), name
-
-
-def test_a_copy_of_the_optimizer_goes_its_own_way() -> None:
-    begin = starts(SHAPES)
-    _, optimizer = train(begin, random_steps(begin, 2))
-    twin = copy.deepcopy(optimizer)
-    for one in (optimizer, twin):
-        for p, g in zip(one.param_groups[0]["params"], random_steps(begin, 1, seed=9)[0], strict=True):
-            p.grad = g
-        one.step()
-    assert all(torch.equal(a, b) for a, b in zip(everything(optimizer), everything(twin), strict=True))
 
 
 def edited(backend: str, edits: dict[int, Callable[[Tensor], object]], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

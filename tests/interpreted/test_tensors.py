@@ -15,7 +15,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "short rows": [(70, 3), (37, 130), (16, 768), (600, 16)],
     "longer rows": [(9, 1040), (5, 2309)],
     "rows that take the larger programs": [(3, 4112), (2, 8208), (2, 4101)],
-    "rows that no program can hold": [(2, 16400)],
+    "rows that no program can hold": [(2, 16400), (3, 16403), (2, 35000)],
     "stacks and convolutions": [(3, 20, 17), (6, 5, 3, 3), (2, 3, 4, 5, 6), (20, 2, 18)],
     "kept whole": [(31,), (), (1, 23), (4099,), (33000,), (1,), (2, 1, 5)],
 }

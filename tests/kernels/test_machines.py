@@ -143,9 +143,9 @@ USER = """
 import ctypes, numpy as np, numba
 from tests.faults import compile_one
 from adafactor.kernels.cpu.native import compiling
-from adafactor.kernels.cpu.native.intrinsics import array_at
+from adafactor.kernels.cpu.native.intrinsics import view
 def ours(address):
-    values = array_at(address, 4, np.float64)
+    values = view(address, 0, 4, np.float64)
     values[0] = min(values[1], values[2]) + max(values[1], 3.0) + abs(values[3])
 compiling.machine_code(ours, "ours", arguments=1)
 @numba.njit(nogil=True, error_model="numpy")

@@ -18,8 +18,8 @@ from triton import knobs  # noqa: E402
 if knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
 
-from adafactor.kernels.triton.executor import Kind  # noqa: E402
 from adafactor.kernels.triton.first_pass import first_pass  # noqa: E402
+from adafactor.kernels.triton.kind import Kind  # noqa: E402
 from adafactor.kernels.triton.last_pass import last_pass  # noqa: E402
 from tests.kernels.triton_ahead import Variant, compiled, kinds, loops, usage, variants  # noqa: E402
 
@@ -65,7 +65,7 @@ def check_ptx(variant: Variant, ptx: str) -> None:
     assert not {op for op in found if "approx" in op or ".ftz" in op or op.startswith("div.full")}
     if variant.kind.aligned and variant.kernel is last_pass:
         assert re.search(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
-        assert re.search(r"st\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
+        assert variant.raw or re.search(r"st\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
     if variant.kind.aligned and variant.kernel is first_pass and variant.stat == "fp32":  # else there are few elements
         copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
         assert any(int(size, 0) >= 8 for size in copies) or re.search(r"ld\.global[.\w:]*\.v[24]\.b", ptx)
@@ -78,12 +78,12 @@ def check_amdgcn(variant: Variant, code: str) -> None:
         # a float64 parameter with 16-bit gradients: a thread has too few elements for 16 bytes
         least = "x[24]" if variant.kind.x == torch.float64 and variant.kind.g.itemsize == 2 else "x4"
         assert re.search(rf"\b(global|buffer)_load_dword{least}", code)
-        assert re.search(r"\b(global|buffer)_store_dwordx4", code)
+        assert variant.raw or re.search(r"\b(global|buffer)_store_dwordx4", code)
 
 
 def test_compiled_code_on_disk_is_not_used_with_other_tables() -> None:
     kernels = {variant.kernel for variant in variants(SOME)}
-    assert len(kernels) == 10
+    assert len(kernels) == 8
     for kernel in kernels:
         assert kernel.cache_key and "TABLES" in {name for name, _ in kernel.used_global_vals}, kernel.__name__
 
@@ -111,11 +111,11 @@ def test_the_last_pass_takes_few_instructions_an_element_and_no_barrier(kind: Ki
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("kind", [FLOAT32, BFLOAT16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(
-    ("width", "most"), [(16, 16), (768, 13), (2304, 15), (4096, 13), (5120, 13), (8192, 13), (11008, 14)]
+    ("width", "most"), [(16, 15), (768, 11), (2304, 13), (4096, 11), (5120, 12), (8192, 11), (11008, 13)]
 )
 def test_the_first_pass_takes_few_instructions_an_element(kind: Kind, width: int, most: float, card: str) -> None:
     """Instructions of a thread's loop for each element that is there: those beyond the end of a row count."""
     variant = Variant("first_pass", first_pass, kind, width)
-    used, rows = usage(variant, card), variant.options(card)["ROWS"]
+    used, rows = usage(variant, card), variant.options(card)["TILING"].rows
     assert max(map(len, loops(variant, card))) * used.threads / (rows * width) <= most
     assert used.programs * used.threads >= 512 and used.spilled == 0

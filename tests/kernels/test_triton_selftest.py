@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.kernels import needs
 
 needs.triton()
 from adafactor.check import selftest, selftest_cache  # noqa: E402
-from adafactor.check.selftest import BF16, FP16, FP32, FP64, SETTINGS, TENSORS, VARIANTS, Setting, TensorSpec, Variant  # noqa: E402  # noqa: E402
+from adafactor.check.selftest import BF16, CASES, FP16, FP32, FP64, GRAPH, TENSORS, VARIANTS, TensorSpec, Variant  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = (
@@ -115,11 +116,10 @@ class Broken(Mistaken):
         raise RuntimeError("ptxas: out of registers\nand much more")
 
 
-def findings(
-    patch: pytest.MonkeyPatch, kind: type[selftest.Training], variant: Variant, *settings: Setting
-) -> list[str]:
+def findings(patch: pytest.MonkeyPatch, kind: type[selftest.Training], variant: Variant, *names: str) -> list[str]:
     patch.setattr(selftest, "Training", kind)
-    return [str(found) for found in selftest.examine(Adafactor, CPU, variant, SMALL, settings or SETTINGS)]
+    cases = {name: CASES[name] for name in names} or None
+    return [str(found) for found in selftest.examine(Adafactor, CPU, variant, SMALL, cases)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -139,13 +139,8 @@ def test_nothing_is_found_where_nothing_is_wrong(variant: Variant, monkeypatch: 
     ],
 )
 def test_a_mistake_is_found(kind: type[selftest.Training], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = findings(monkeypatch, kind, Variant(), Setting("default"))
+    found = findings(monkeypatch, kind, Variant(), "default")
     assert found and found[0].startswith(said), found
-
-
-def examine(patch: pytest.MonkeyPatch, kind: type[selftest.Training], setting: Setting) -> selftest.Finding:
-    patch.setattr(selftest, "Training", kind)
-    return selftest.examine(Adafactor, CPU, Variant(), SMALL, [setting])[0]
 
 
 @pytest.mark.parametrize(
@@ -160,12 +155,13 @@ def examine(patch: pytest.MonkeyPatch, kind: type[selftest.Training], setting: S
 def test_a_finding_says_what_it_takes_to_mend_it_from_afar(
     kind: type[selftest.Training], tensor: str, details: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finding = examine(monkeypatch, kind, Setting("default"))
+    monkeypatch.setattr(selftest, "Training", kind)
+    finding = selftest.examine(Adafactor, CPU, Variant(), SMALL, {"default": CASES["default"]})[0]
     assert finding.tensor == tensor and re.fullmatch(details, finding.details), finding.details
 
 
 def test_a_bad_gradient_that_moves_a_statistic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = findings(monkeypatch, Careless, Variant(), SETTINGS[-1])
+    found = findings(monkeypatch, Careless, Variant(), "gradients with NaN and infinity")
     assert found and found[0] == "float32, gradients with NaN and infinity: 9×7: row changed", found
 
 
@@ -182,9 +178,9 @@ def test_sixteen_bits_may_be_rounded_either_way_but_seldom(variant: Variant, mon
                 flat = self.params[0].data.view(-1)
                 flat[: self.some] = torch.nextafter(flat[: self.some], torch.tensor(float("inf"), dtype=variant.x))
 
-    assert findings(monkeypatch, Border, variant, Setting("default")) == []
+    assert findings(monkeypatch, Border, variant, "default") == []
     Border.some = 20
-    assert findings(monkeypatch, Border, variant, Setting("default"))
+    assert findings(monkeypatch, Border, variant, "default")
 
 
 class Graphs:
@@ -237,7 +233,7 @@ def test_a_replay_is_compared_with_steps_that_are_not_captured(
 ) -> None:
     graphs = Graphs(monkeypatch, forgets)
     with torch.no_grad():
-        found = list(selftest._replay(selftest.Data(Adafactor, CPU, Variant(), SMALL)))
+        found = list(selftest.replay(selftest.Data(Adafactor, CPU, Variant(), SMALL)))
     assert graphs.replays == selftest.STEPS
     assert (found == []) is right and (right or "X changed when replayed" in found[0].what), found
 
@@ -254,8 +250,8 @@ def test_the_battery_has_every_dtype_shape_and_setting_of_the_backend() -> None:
     longest = [spec.shape[-1] for spec in TENSORS if len(spec.shape) == 2]
     assert any(4096 < m <= 8192 or 8192 < m <= 16384 for m in longest) and max(longest) > 16384
     keywords: dict[str, set[Any]] = {}
-    for setting in SETTINGS:
-        for name, value in setting.keywords.items():
+    for case in CASES.values():
+        for name, value in case.keywords["keywords"].items() if isinstance(case, partial) else ():
             keywords.setdefault(name, set()).add(value)
     assert keywords["factored"] == {"row", "column", False} and keywords["clip"] == {None}
     assert keywords["relative"] == {False} and keywords["maximize"] == {True} and keywords["weight_decay"]
@@ -263,23 +259,24 @@ def test_the_battery_has_every_dtype_shape_and_setting_of_the_backend() -> None:
 
 def test_no_random_number_of_torchs_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
-    findings(monkeypatch, Mistaken, Variant(BF16, BF16, None, "stochastic"), SETTINGS[0])
+    findings(monkeypatch, Mistaken, Variant(BF16, BF16, None, "stochastic"), "default")
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_card_that_cannot_capture_graphs_is_used_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: selftest.Data) -> list[selftest.Difference]:
+    def fail(data: selftest.Data) -> Iterator[selftest.Difference]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(selftest, "HAS_GRAPHS", ("cpu",))
-    monkeypatch.setattr(selftest, "_replay", fail)
+    def differ(data: selftest.Data) -> Iterator[selftest.Difference]:
+        yield selftest.Difference(SMALL[0], "X changed when replayed")
+
+    assert CASES[GRAPH] is selftest.replay and GRAPH in selftest.cases_of(torch.device("cuda"))
+    assert GRAPH not in selftest.cases_of(CPU)
     monkeypatch.setattr(selftest, "Training", Mistaken)
-    found = selftest.examine(Adafactor, CPU, Variant(), SMALL, SETTINGS[:1])
+    found = selftest.examine(Adafactor, CPU, Variant(), SMALL, {"default": CASES["default"], GRAPH: fail})
     assert [str(finding) for finding in found] == [
         "float32, captured in a graph: RuntimeError: operation not permitted when stream is capturing"
     ]
     assert selftest_cache.sum_up(found) is None, "whoever captures gets an exception"
-    monkeypatch.setattr(selftest, "_replay", lambda data: [selftest.Difference(SMALL[0], "X changed when replayed")])
-    assert selftest_cache.sum_up(selftest.examine(Adafactor, CPU, Variant(), SMALL, SETTINGS[:1])), (
-        "but not for wrong numbers"
-    )
+    found = selftest.examine(Adafactor, CPU, Variant(), SMALL, {GRAPH: differ})
+    assert selftest_cache.sum_up(found), "but not for wrong numbers"

@@ -17,13 +17,13 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from adafactor.kernels.triton.executor import Kind
 from adafactor.kernels.triton.first_pass import first_pass
 from adafactor.kernels.triton.fold import fold
-from adafactor.kernels.triton.last_pass import begin_step, last_pass, measure, norms
-from adafactor.kernels.triton.shard_kernels import conclude, factors, means, totals
-from adafactor.kernels.triton.shards import FEW
-from adafactor.kernels.triton.sizes import tiling
+from adafactor.kernels.triton.kind import Kind
+from adafactor.kernels.triton.last_pass import last_pass
+from adafactor.kernels.triton.matrix import Memory
+from adafactor.kernels.triton.measure import begin_step, measure
+from adafactor.kernels.triton.shard_kernels import conclude, factors, totals
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -39,10 +39,12 @@ SHARED = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228,
 REGISTERS = 65536  # a multiprocessor has
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the others are the kernel's own
-TABLES = {"tensors": "*i64", "matrices": "*i64", "given": "*i64"}
-LISTS = ("units", "tiles", "shares", "checks", "changes", "blocks", "is_known", "finite")
+TYPES = {  # of what `Memory` holds; all else is in double
+    "*i64": ("tensors", "matrices", "given"),
+    "*i32": ("units", "blocks", "tiles", "shares", "checks", "changes"),
+    "*fp32": ("scaling",),
+}
 STATISTICS = ("vectors", "inverses", "scratch")  # of the statistics' type
-SCALING = ("grad_scale_ptr", "found_inf_ptr")  # may be views at any address
 WIDTHS = (16, 768, 2304, 4096, 5120, 11008, 28672)  # columns: each is held in another way
 
 
@@ -54,24 +56,23 @@ class Variant:
     kernel: Any
     kind: Kind
     width: int | None = None  # columns, of the first pass; None: unfactored
-    raw: bool = False  # of the first pass of a shard
+    raw: bool = False  # of a shard's passes before it writes
 
     def options(self, target: str) -> dict[str, Any]:
         """What it is launched with."""
+        kind = self.kind
         if self.kernel is first_pass:
-            how = None if self.width is None else tiling(self.width, self.kind.g.itemsize, self.kind.held)
-            return self.kind.first_pass(how, self.raw, SHARED[target] * 1024)
-        if self.kernel in (begin_step, measure):
-            return self.kind.measure()
-        if self.kernel in (last_pass, norms, fold):
-            options: dict[str, Any] = getattr(self.kind, self.kernel.__name__)()
-            return options
-        return FEW | ({"ST": self.kind.fold()["ST"]} if self.kernel is factors else {})
+            return kind.first_pass(kind.tiling(self.width), self.raw, SHARED[target] * 1024)
+        if self.kernel is fold:
+            return kind.fold(self.raw)
+        if self.kernel is last_pass:
+            return kind.last_pass(writes=not self.raw)
+        return kind.measure() if self.kernel in (begin_step, measure) else kind.between()
 
     @property
     def stat(self) -> str:
         """The statistics' type."""
-        return "fp64" if self.kind.x == torch.float64 else "fp32"
+        return NAMES[self.kind.stat]
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,11 @@ def variants(of: list[Kind]) -> list[Variant]:
             Variant(f"first_pass-raw-4096-{first}", first_pass, kind, 4096, raw=True),
             Variant(f"begin_step-{NAMES[kind.x]}-{shape}", begin_step, kind),
             Variant(f"measure-{NAMES[kind.x]}-{shape}", measure, kind),
-            Variant(f"fold-{wide}-{shape}", fold, kind),
-            Variant(f"last_pass-{last}", last_pass, kind),
-            Variant(f"norms-{last}", norms, kind),
-            Variant(f"means-{wide}", means, kind),
-            Variant(f"factors-{wide}", factors, kind),
-            Variant("totals", totals, kind),
-            Variant("conclude", conclude, kind),
+            *(Variant(f"fold{'-raw' * raw}-{wide}-{shape}", fold, kind, raw=raw) for raw in (False, True)),
+            *(Variant(f"last_pass{'-raw' * raw}-{last}", last_pass, kind, raw=raw) for raw in (False, True)),
+            *(Variant(f"{kernel.__name__}-{wide}", kernel, kind) for kernel in (factors, totals, conclude)),
         ):
-            alone = "" if variant.kernel in (totals, conclude) else variant.stat
-            found.setdefault((variant.kernel, repr(variant.options("sm_80")) + alone), variant)
+            found.setdefault((variant.kernel, repr(variant.options("sm_80"))), variant)
     return list(found.values())
 
 
@@ -127,41 +123,29 @@ _kept: dict[tuple[Any, str, str], Any] = {}
 
 def compiled(variant: Variant, target: str) -> Any:
     """Compile a variant."""
-    return compiled_with(variant.kernel, variant.options(target), target, variant.stat)
+    return compiled_with(variant.kernel, variant.options(target), target)
 
 
-def compiled_with(kernel: Any, options: dict[str, Any], target: str, stat: str) -> Any:
+def compiled_with(kernel: Any, options: dict[str, Any], target: str) -> Any:
     """Compile a kernel as it is launched with these options; Triton keeps the result in its cache."""
-    key = kernel, repr(options) + stat, target
+    key = kernel, repr(options), target
     if key not in _kept:
         constants = dict(options)
         compiler = {name: constants.pop(name) for name in OPTIONS if name in constants}
         if TARGETS[target].backend == "hip":
             compiler.pop("maxnreg", None)
-        names = list(kernel.arg_names)
-        types = {name: _type(name, stat) for name in names if name not in constants}
-        aligned = {
-            (i,): [["tt.divisibility", 16]]
-            for i, name in enumerate(names)
-            if types.get(name, "")[:1] == "*" and name not in SCALING
-        }
-        signature = {name: types.get(name, "constexpr") for name in names}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+        memory = Memory(*(_type(name.removesuffix("_ptr"), NAMES[options["KIND"].stat]) for name in Memory._fields))
+        signature = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
+        aligned = {(0, i): [["tt.divisibility", 16]] for i in range(len(memory))}
+        source = ASTSource(fn=kernel, signature=signature | {"memory": memory}, constexprs=constants, attrs=aligned)
         _kept[key] = triton.compile(source, target=TARGETS[target], options=compiler)
     return _kept[key]
 
 
-def _type(argument: str, stat: str) -> str:
-    name = argument.removesuffix("_ptr")
-    if name == argument:
-        return "i32"
-    if name in LISTS:
-        return "*i32"
+def _type(name: str, stat: str) -> str:
     if name in STATISTICS:
         return f"*{stat}"
-    if argument in SCALING:
-        return "*fp32"
-    return TABLES.get(name, "*fp64")
+    return next((type for type, names in TYPES.items() if name in names), "*fp64")
 
 
 @cache

@@ -147,10 +147,7 @@ def test_tables_and_figure_are_put_between_the_marks_and_nothing_else_is_changed
     render(made_up(), document, picture)
     text = document.read_text(encoding="utf-8")
     assert text == f"before\n{BEGIN}\n{tables(made_up())}\n{END}after\n"
-    assert "| bfloat16, kahan | 2 | 2 | 0.060 | 4.060 |" in text
-    assert (
-        "| bfloat16, nearest | 5.000, 5.100, 5.200 | 5.100 ± 0.100 | +1.000 ± 0.000 | 3.0 | 25.0 % | 50.0 % |" in text
-    )
+    assert "| bfloat16, nearest | 5.100 ± 0.100 | +1.000 ± 0.000 | 25.0 % | 50.0 % |" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
     document.write_text("no marks", encoding="utf-8")
     with pytest.raises(ValueError, match="marks"):

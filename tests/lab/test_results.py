@@ -133,6 +133,9 @@ def test_the_answer_says_which_rows_do_not_do_as_in_the_paper() -> None:
     assert table is not None and len(table.rows) == 16
     assert table.rows[0] == ["A", "β₂ = 0.999", "25.6", "0.1", "4.74 4.75 4.76", "6.10 6.11 6.12"]
     assert "Fisher" in table.note
+    assert tables.both_scales(_pattern()) == table
+    beside = tables.both_scales([*_pattern(), _record(Job("A", SCALES["mini"], True, 0), 4.0)])
+    assert beside is not None and [row[6:] for row in beside.rows[:2]] == [["4.00", "–"], ["–", "–"]]
 
 
 def test_the_pictures_are_drawn_from_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,16 +120,23 @@ def moved_apart(
     kind: Callable[..., Tensor] = gradient,
     parameter_rms: float = 1.0,
     dtype: torch.dtype = torch.float64,
+    make: Callable[..., Any] | None = None,
+    lr_after: float | None = None,
 ) -> float:
-    """Train with the original, move in, go on with both on the same gradients: how far apart do they end?"""
+    """Train with the original, move in, go on with both on the same gradients: how far apart do they end?
+
+    `make` makes an original that is not the one of the source's name; `lr_after` is an lr that is set with the move.
+    """
     params = parameters(shapes, parameter_rms, dtype)
-    theirs = original(source)(params, **their_arguments)
+    theirs = (make or original(source))(params, **their_arguments)
     steps(theirs, params, range(BEFORE), rms, kind)
     mine = [p.detach().clone().requires_grad_() for p in params]
     start = [p.detach().clone() for p in params]
     ours = adafactor.like(source, mine, **their_arguments)
     saved = copy.deepcopy(theirs.state_dict())
     ours.load_state_dict(adafactor.migrate(saved, source, params=mine, arguments=unsaved))
+    for group in [*theirs.param_groups, *ours.param_groups] if lr_after is not None else []:
+        group["lr"] = lr_after
     steps(theirs, params, range(BEFORE, BEFORE + after), rms, kind)
     schedule = scheduler(ours, BEFORE) if scheduler else None
     for t in range(BEFORE, BEFORE + after):

@@ -12,12 +12,13 @@ import torch
 import adafactor
 from adafactor import Adafactor
 from adafactor.core.settings import Settings
-from adafactor.migration.back import TARGETS
-from tests.migration.peers import AFTER, BEFORE, SAME, SHAPES, Shapes, apart, original, parameters, steps
+from adafactor.migration import back
+from adafactor.migration.core import PEERS
+from tests.migration.peers import AFTER, BEFORE, SAME, SHAPES, Shapes, apart, notes, original, parameters, steps
 
-NAME = {"torch": "torch.optim.Adafactor", "transformers": "transformers' Adafactor"}
 SLOW = pytest.mark.slow
 LAST_TWO = {"axes": (-2, -1)}
+TARGETS = ["torch", "transformers"]
 
 
 def trained(keywords: dict[str, Any], shapes: Shapes, dtype: torch.dtype) -> tuple[Adafactor, list[torch.Tensor]]:
@@ -54,7 +55,7 @@ def test_the_other_takes_our_steps(target: str, keywords: dict[str, Any], dtype:
 
 
 @pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
-@pytest.mark.parametrize("target", ["torch", "transformers"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_there_and_back_again_is_the_same_state(target: str) -> None:
     ours, _ = trained(LAST_TWO, SHAPES, torch.float32)
     saved = ours.state_dict()
@@ -87,6 +88,9 @@ def test_from_one_peer_to_another_by_way_of_ours() -> None:
         ("transformers", {"beta1": 0.9, "momentum_of": "gradient"}, "momentum_of='gradient'"),
         ("transformers", {"maximize": True}, "maximize=True"),
         ("transformers", {"lr": 0.1}, "nothing like lr=0.1 with lr_decay='rsqrt'"),
+        *((target, {"rounding": "kahan"}, "nothing like rounding='kahan'") for target in TARGETS),
+        *((target, {"rounding": "stochastic", "seed": 3}, "rounding='stochastic', seed=3") for target in TARGETS),
+        *((target, {"on_nonfinite": "raise"}, "nothing like on_nonfinite='raise'") for target in TARGETS),
     ],
 )
 def test_keywords_without_a_counterpart_are_refused(target: str, keywords: dict[str, Any], message: str) -> None:
@@ -102,22 +106,31 @@ def test_all_keywords_without_a_counterpart_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_what_a_bad_gradient_does_there_is_said_unless_it_does_the_same_here(target: str) -> None:
+    with notes() as told:
+        adafactor.migrate(trained({}, [(4, 3)], torch.float32)[0].state_dict(), "adafactor", target)
+    assert any("steps with NaN and infinite gradients too" in note for note in told)
+    _, said = back.translate(Settings(on_nonfinite="ignore", seed=3), PEERS[target])  # a seed is of stochastic rounding
+    assert not any("NaN" in note for note in said)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_keyword_that_is_yet_to_come_is_refused_and_not_dropped(target: str) -> None:
     cap = dataclasses.field(default=1.0, metadata={"check": lambda _, value: value, "rate": False})
     wider = dataclasses.make_dataclass("Wider", [("cap", float, cap)], bases=(Settings,), frozen=True)
-    TARGETS[target].check(wider())
-    with pytest.raises(ValueError, match=rf"{TARGETS[target].name} has nothing like cap=0\.5"):
-        TARGETS[target].check(wider(cap=0.5))
+    back.translate(wider(), PEERS[target])
+    with pytest.raises(ValueError, match=rf"{PEERS[target].name} has nothing like cap=0\.5"):
+        back.translate(wider(cap=0.5), PEERS[target])
 
 
 def test_a_tensor_factored_over_other_axes_is_refused_by_name() -> None:
     conv = torch.ones(8, 6, 3, 3, requires_grad=True)
     saved = Adafactor([("conv", conv)]).state_dict()
     for params in (None, [("conv", conv)]):
-        with pytest.raises(ValueError, match="conv has statistics of shapes .* factored over the last two axes"):
+        with pytest.raises(ValueError, match=r"conv of shape \(8, 6, 3, 3\) is factored over .* the last two axes"):
             adafactor.migrate(saved, "adafactor", "torch", params=params)
     reversed_axes = Adafactor([("conv", conv)], axes=(-1, -2)).state_dict()
-    with pytest.warns(adafactor.MigrationWarning, match="ε₁"):
+    with notes():
         state = adafactor.migrate(reversed_axes, "adafactor", "torch")["state"][0]
     assert state["row_var"].shape == (8, 6, 3, 1) and state["col_var"].shape == (8, 6, 1, 3)
 

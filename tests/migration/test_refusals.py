@@ -14,7 +14,6 @@ import adafactor
 from tests.migration.peers import (
     CONVOLUTIONS,
     Shapes,
-    apart,
     falling,
     moved_apart,
     notes,
@@ -24,6 +23,7 @@ from tests.migration.peers import (
 )
 
 MATRICES: Shapes = [(24, 18), (18, 24), (40,)]
+VECTORS: Shapes = [(7,), (), (40,)]
 SLOW = pytest.mark.slow
 StateDict = dict[str, Any]
 
@@ -36,28 +36,33 @@ def saved(shapes: Shapes = [(4, 3), (5,)]) -> StateDict:  # noqa: B006
     return copy.deepcopy(theirs.state_dict())
 
 
-DIFFERENCES = [
+DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any], str, float]] = [
     ("transformers", {"weight_decay": 0.01}, {"parameter_rms": 0.05}, "5 %", 0.05),
     ("timm", {"betas": (0.9, 0.99), "caution": True}, {}, "24 %", 0.24),
     ("timm_bv", {"lr": 1e-2}, {}, "0.8 %", 0.008),
     ("timm_bv", {"lr": 1e-2, "caution": True}, {}, "24 %", 0.24),
+    ("timm_bv", {"lr": 1e-2, "momentum_dtype": torch.float64}, {"lr_after": 5e-3}, "54 %", 0.54),
     ("pytorch_optimizer", {}, {}, "0.8 %", 0.008),
     ("pytorch_optimizer", {"cautious": True}, {}, "22 %", 0.22),
     ("pytorch_optimizer", {"ams_bound": True}, {}, "114 %", 1.14),
     ("pytorch_optimizer", {"weight_decouple": False, "weight_decay": 0.01}, {}, "9 %", 0.09),
     ("pytorch_optimizer", {"weight_decouple": False, "weight_decay": 0.01}, {"rms": 0.01}, "81 %", 0.81),
+    ("adamw", {"weight_decay": 0.01}, {"make": torch.optim.Adam}, "3 %", 0.03),
+    ("adamw", {"weight_decay": 0.01}, {"make": torch.optim.Adam, "rms": 0.01}, "106 %", 1.06),
+    ("adamw", {"amsgrad": True, "betas": (0.9, 0.95)}, {}, "6 %", 0.06),
 ]
 
 
 @pytest.mark.parametrize(
     ("source", "arguments", "run", "words", "size"),
-    [pytest.param(*d, marks=[] if d[0] == "torch" else [SLOW], id=f"{d[0]} {d[1]} {d[3]}") for d in DIFFERENCES],
+    [pytest.param(*d, marks=[] if d[0] == "adamw" else [SLOW], id=f"{d[0]} {d[1]} {d[3]}") for d in DIFFERENCES],
 )
 def test_the_difference_is_as_large_as_it_is_said_to_be(
     source: str, arguments: dict[str, Any], run: dict[str, Any], words: str, size: float
 ) -> None:
+    shapes = VECTORS if source == "adamw" else MATRICES  # its matrices are factored, which alone takes them apart
     with notes() as told:
-        distance = moved_apart(source, MATRICES, arguments, after=20, **run)
+        distance = moved_apart(source, shapes, arguments, after=20, **run)
     assert any(words in note for note in told)
     assert size / 2 < distance < 2 * size
 
@@ -97,24 +102,6 @@ def test_below_the_root_of_eps1_torch_drives_an_update_up_to_d_and_ours_keeps_it
     raised = min(1.0, size * (FLOAT32["eps"][0] / mean) ** 0.5)
     assert size < 0.95 and raised == 1.0
     assert torch.allclose(theirs_x - before, (mine - before) * raised / size, rtol=1e-6)
-
-
-@SLOW
-def test_a_change_of_lr_reaches_big_visions_steps_sooner() -> None:
-    arguments = {"lr": 1e-2, "momentum_dtype": torch.float64}
-    params = parameters(MATRICES, dtype=torch.float64)
-    theirs = original("timm_bv")(params, **arguments)
-    steps(theirs, params, range(7))
-    mine, start = [p.detach().clone().requires_grad_() for p in params], [p.detach().clone() for p in params]
-    with notes() as told:
-        ours = adafactor.like("timm_bv", mine, **arguments)
-        ours.load_state_dict(adafactor.migrate(theirs.state_dict(), "timm_bv"))
-    for optimizer in (theirs, ours):
-        for group in optimizer.param_groups:
-            group["lr"] = 5e-3
-    steps(theirs, params, range(7, 27))
-    steps(ours, mine, range(7, 27))
-    assert any("54 %" in note for note in told) and 0.27 < apart(mine, params, start) < 1.08
 
 
 @pytest.mark.parametrize(
@@ -186,25 +173,6 @@ def test_whose_a_state_is_must_be_said_where_its_keys_do_not_tell() -> None:
             adafactor.migrate(other)
 
 
-def test_what_has_no_counterpart_in_adam_is_said_with_its_size() -> None:
-    shapes: Shapes = [(7,), (), (40,)]
-    for make, arguments, rms, words, size in (
-        (torch.optim.Adam, {"weight_decay": 0.01}, 1.0, "3 %", 0.03),
-        (torch.optim.Adam, {"weight_decay": 0.01}, 0.01, "106 %", 1.06),
-        (torch.optim.AdamW, {"amsgrad": True, "betas": (0.9, 0.95)}, 1.0, "6 %", 0.06),
-    ):
-        params = parameters(shapes, dtype=torch.float64)
-        theirs = make(params, **arguments)
-        steps(theirs, params, range(7), rms)
-        mine, start = [p.detach().clone().requires_grad_() for p in params], [p.detach().clone() for p in params]
-        ours = adafactor.Adafactor(mine)
-        with notes() as told:
-            ours.load_state_dict(adafactor.migrate(theirs.state_dict()))
-        steps(theirs, params, range(7, 27), rms)
-        steps(ours, mine, range(7, 27), rms)
-        assert words in told[1] and size / 2 < apart(mine, params, start) < 2 * size
-
-
 def test_an_old_state_that_may_be_adams_or_adamws_says_so() -> None:
     params = parameters([(3,)])
     theirs = torch.optim.AdamW(params)
@@ -227,7 +195,7 @@ def test_unknown_names_and_arguments_are_refused() -> None:
             lambda: adafactor.migrate(saved(), "torch", arguments={"d": 2.0}),
             "d=2.0 is given, but the state dict has 1.0",
         ),
-        (lambda: adafactor.like("transformers", p, momentum=0.9), "has no argument 'momentum'; it has lr, eps"),
+        (lambda: adafactor.like("transformers", p, momentum=0.9), "has no argument 'momentum'; it has lr, .*eps"),
         (lambda: adafactor.like("transformers", p, lr=1e-3), "only with relative_step=False"),
         (lambda: adafactor.like("transformers", p, relative_step=False), "lr=None with relative_step=False"),
         (lambda: adafactor.like("timm", p, lr=1e-3, warmup_init=True), "only without lr"),

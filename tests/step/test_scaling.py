@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,20 +15,33 @@ from adafactor.core.grad_scaler import Scaling
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-def stepped(scale: float | None, found: float) -> Tensor:
-    """A parameter after a step with gradients of this scale."""
-    p = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
-    optimizer = Adafactor([p])
-    p.grad = torch.linspace(1, 2, 12).view(3, 4) * (scale or 1)
-    if scale is not None:
-        optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.tensor([found])  # type: ignore[attr-defined]
-    optimizer.step()
-    return p.detach()
+SHAPES = [(37, 20), (33,), (4, 6, 5)]
+
+
+def everything(optimizer: Adafactor) -> list[Tensor]:
+    """Parameters and state."""
+    return [t.detach() for p in optimizer.param_groups[0]["params"] for t in (p, *optimizer.state[p].values())]
+
+
+def set_gradients(params: list[Tensor], seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = scale * torch.randn(p.shape, generator=generator)
 
 
 def test_the_scale_is_taken_out_and_an_infinity_stops_the_step() -> None:
-    assert torch.equal(stepped(1024.0, 0.0), stepped(None, 0.0))
-    assert torch.equal(stepped(1024.0, 1.0), torch.linspace(-1, 1, 12).view(3, 4))
+    kinds: list[dict[str, Any]] = [{}, {"beta1": 0.9, "momentum_of": "gradient"}]
+    for keywords in kinds:
+        plain, scaled = ([torch.ones(shape, requires_grad=True) for shape in SHAPES] for _ in range(2))
+        ordinary, optimizer = Adafactor(plain, **keywords), Adafactor(scaled, **keywords)
+        for number, found in enumerate((0.0, 1.0, 0.0)):
+            set_gradients(scaled, number, 1024.0)
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(1024.0), torch.tensor([found])  # type: ignore[attr-defined]
+            if not found:
+                set_gradients(plain, number, 1.0)
+                ordinary.step()
+            optimizer.step()
+            assert all(torch.equal(a, b) for a, b in zip(everything(ordinary), everything(optimizer), strict=True))
 
 
 def test_an_infinity_that_the_scaler_has_found_raises_nothing() -> None:

@@ -21,14 +21,14 @@ LAYERS = (
     ("optimizer", "schedules"),
     ("backward",),
     ("trainers", "record", "equations"),
-    ("diagnostics", "migration", "planning"),
-    ("traffic",),
+    ("axolotl", "diagnostics", "migration", "planning"),
+    ("hf", "traffic"),
     ("__init__",),
     ("cli",),
     ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(LAYERS) for room in rooms}
-ASKED_FOR = ("diagnostics", "migration", "planning", "trainers")  # `__init__` loads these when they are asked for
+ASKED_FOR = ("diagnostics", "hf", "migration", "planning", "trainers")  # `__init__` loads these when they are asked for
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -23,6 +23,11 @@ WRONG = [
     ("plan gpt2 --adamw quick", "choose from 'fused', 'foreach', 'loop'"),
     ("plan gpt2 --shards many", "'many' must be a whole number"),
     ("plan gpt2 --budget much", "such as 24GiB"),
+    ("plan gpt2 --shards 8 --bandwidth 1GB --latency soon", "--latency: 'soon' must be a number"),
+    ("plan gpt2 --shards 8 --bandwidth 1GB --latency -1", "--latency -1 must be a number of microseconds, 0 or more"),
+    ("plan gpt2 --shards 8 --bandwidth fast --latency 1", "'fast' must be a size above 0 such as 24GiB"),
+    ("plan gpt2 --shards 8 --bandwidth 1GB", "--shards, --bandwidth and --latency: times need all three"),
+    ("plan gpt2 --bandwidth 1GB --latency 1", "--shards, --bandwidth and --latency: times need all three"),
     ("plan gpt2 --budget 8", "8 of what? Write 8GiB"),
     ("plan gpt2 --budjet 8GiB", "plan: unrecognized arguments: --budjet 8GiB (did you mean --budget?)"),
     ("--nothing", "adafactor: unrecognized arguments: --nothing"),
@@ -100,7 +105,7 @@ def test_ctrl_c_in_any_command_is_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module(COMMANDS[name][0]), "run", interrupted)
-    files = "in.pt out.pt --from torch" if name == "migrate" else ""
+    files = {"migrate": "in.pt out.pt --from torch", "run": "train.py"}.get(name, "")
     assert said(f"{name} {files}", capsys) == (130, "", f"adafactor {name}: interrupted\n")
 
 

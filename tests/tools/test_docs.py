@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 from lab import records
-from studies import front
+from studies import front, one_card
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,7 +68,8 @@ def test_every_link_between_documents_leads_somewhere(path: Path) -> None:
 
 def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> None:
     text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
-    names = sorted(set(re.findall(r"`[^`\n]*?\b(adafactor(?:\.[A-Za-z_]\w*)+)", text)))
+    found = set(re.findall(r"`[^`\n]*?\b(adafactor(?:\.[A-Za-z_]\w*)+)", text))
+    names = sorted(found - {"adafactor.axolotl.Plugin"})  # axolotl imports its module itself
     assert "adafactor.trainers.FromModel" in names
     code = f"import adafactor\n{'; '.join(names)}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -119,6 +120,17 @@ def test_the_figures_of_the_first_page_are_those_of_the_committed_records() -> N
     for run, (label, _) in front.RUNS.items():
         kept = states[f"{run}-s0"]
         assert label.split(": ")[1].startswith((f"{kept / 1e6:.1f} MB", f"{kept / 1e3:.0f} kB"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of other packages
+def test_the_table_of_one_card_is_what_the_plan_says() -> None:
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
+    assert (
+        "\n".join(f"| {' | '.join(cells)} |" for cells in list(one_card.rows())[1:])
+        in (ROOT / "docs" / "one-card.md").read_text()
+    )
 
 
 def test_the_readmes_table_is_that_of_the_committed_benchmark() -> None:

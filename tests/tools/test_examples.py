@@ -56,24 +56,45 @@ def test_the_trainer_fine_tunes_with_an_optimizer_given_in_either_way(words: lis
     assert len(fell) == 10 and fell[-1] < 3.2 < 4.5 < fell[0]
 
 
-@pytest.mark.slow
-def test_the_trainer_fine_tunes_a_model_and_tokenizer_from_a_folder(tmp_path: Path) -> None:
-    need("transformers", "accelerate")
+def save_a_model(folder: Path) -> list[str]:
+    """Save a tiny model with its tokenizer and a text that it can learn; the words that name them."""
     import tokenizers
     import transformers
 
     words = {word: number for number, word in enumerate(["[UNK]", *"abcdefgh"])}
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(tmp_path / "model")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(folder / "model")
     config = transformers.GPT2Config(
         vocab_size=len(words), n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
-    (tmp_path / "text").write_text("a b c d e f g h " * 100)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    (folder / "text").write_text("a b c d e f g h " * 100)
+    return ["--model", str(folder / "model"), "--text", str(folder / "text")]
 
-    where = ["--model", str(tmp_path / "model"), "--text", str(tmp_path / "text"), "--output", str(tmp_path / "output")]
+
+@pytest.mark.slow
+def test_the_trainer_fine_tunes_a_model_and_tokenizer_from_a_folder(tmp_path: Path) -> None:
+    need("transformers", "accelerate")
+    where = [*save_a_model(tmp_path), "--output", str(tmp_path / "output")]
     fell = losses("transformers_finetune.py", *where, "--steps", "40", "--lr", "0.01")
+    assert fell[0] > 1.5 and fell[-1] < 0.5
+
+
+@pytest.mark.slow
+def test_a_whole_model_trains_under_a_limit_that_adamw_does_not_survive() -> None:
+    need("transformers", "numba")
+    words = ["--limit-mib", "1200", "--steps", "8"]
+    fell = losses("one_card.py", *words)
+    assert len(fell) == 8 and fell[-1] < 5.5 < 9.0 < fell[0]
+    with pytest.raises(AssertionError, match="can't allocate memory"):
+        losses("one_card.py", *words, "--optimizer", "adamw")
+
+
+@pytest.mark.slow
+def test_a_model_from_a_folder_trains_on_one_card(tmp_path: Path) -> None:
+    need("transformers")
+    fell = losses("one_card.py", *save_a_model(tmp_path), "--tokens", "32", "--lr", "0.01")
     assert fell[0] > 1.5 and fell[-1] < 0.5
 
 

@@ -302,9 +302,9 @@ def a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     tested: list[Any] = []
     device = torch.device("cuda", 0)
 
-    def examine(make: Any, where: torch.device, variant: Variant, tensors: Any, settings: Any, tell: Any) -> Any:
+    def examine(make: Any, where: torch.device, variant: Variant, tensors: Any, cases: Any, tell: Any) -> Any:
         assert make is Adafactor and where == device
-        assert set(tensors) <= set(selftest.TENSORS) and all(setting in selftest.SETTINGS for setting in settings)
+        assert set(tensors) <= set(selftest.TENSORS) and set(cases) <= set(selftest.CASES)
         tested.append(variant)
         wrong = Finding(variant, "default", "X is off", "129×77", "X[1, 2] is 3, not 4; computed in the last pass")
         return [wrong] if variant.rounding == "kahan" else []
@@ -351,15 +351,15 @@ def test_one_variant_setting_or_tensor_can_be_looked_at_and_then_no_answer_is_ke
 ) -> None:
     asked: list[Any] = []
 
-    def examine(make: Any, device: Any, variant: Any, tensors: Any, settings: Any, tell: Any) -> list[Finding]:
-        asked.append((variant, tensors, settings))
+    def examine(make: Any, device: Any, variant: Any, tensors: Any, cases: Any, tell: Any) -> list[Finding]:
+        asked.append((variant, tensors, cases))
         return []
 
     monkeypatch.setattr(selftest, "examine", examine)
     assert main(["check", "--only", "float64", "--setting", "maximize", "--tensor", "77×33"]) == 0
-    [(variant, tensors, settings)] = asked
+    [(variant, tensors, cases)] = asked
     assert str(variant) == "float64"
-    assert tensors == [selftest.TensorSpec((77, 33), "transposed")] and [str(s) for s in settings] == ["maximize"]
+    assert tensors == [selftest.TensorSpec((77, 33), "transposed")] and list(cases) == ["maximize"]
     assert not selftest_cache.read(selftest_cache.describe(CPU))
     assert main(["check", "--tensor", "1×1"]) == 2
     assert "--tensor 1×1: there are 256×512; 129×77" in capsys.readouterr().err
@@ -440,7 +440,7 @@ def test_bench_adds_a_block_and_its_numbers_to_the_file(
 def test_the_interpreter_is_called_by_its_name() -> None:
     code = (
         "from adafactor.check import selftest\nfrom adafactor.cli import check, main\n"
-        "check.SMALL_TENSORS = (selftest.TensorSpec((3,)),); selftest.SETTINGS = selftest.SETTINGS[:1]\n"
+        "check.SMALL_TENSORS = (selftest.TensorSpec((3,)),); selftest.CASES = {'default': selftest.CASES['default']}\n"
         "raise SystemExit(main(['check', '--only', 'float64']))"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,9 +21,9 @@ from adafactor.core import sums
 from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.eager.blocks import BLOCK_CPU, BLOCK_DEVICE
 from adafactor.planning import SETTINGS, plan_shards, shapes_of, show
-from adafactor.planning.communication import fully_sharded
+from adafactor.planning.communication import Link, fully_sharded
+from adafactor.planning.memory import BLOCK_BYTES, Shard, compiled_vectors
 from adafactor.planning.models import Weight, llama
-from adafactor.planning.optimizers import BLOCK_BYTES, Shard, compiled_vectors
 from studies.plan import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes
 from tests import inside
 
@@ -119,16 +118,14 @@ def weak(p: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("shape", [(7, 9), (768, 3072), (3072, 768), (9,), (10**6,), (16, 3, 3, 3), (5, 6, 7)], ids=str)
 def test_the_compiled_step_lays_out_as_many_vectors_as_the_plan_says(shape: tuple[int, ...]) -> None:
-    native = pytest.importorskip("adafactor.kernels.cpu.native")
+    pytest.importorskip("adafactor.kernels.cpu.native")
     p = torch.ones(shape, requires_grad=True)
     p.grad = torch.ones(shape)
     optimizer = Adafactor([p], backend="cpu")
     optimizer.step()
-    jobs = inside.job_of(optimizer, p).reshape(1)
-    scratch = np.zeros(2 * compiled_vectors(Shard(shape, shape)) // 8 + 8)
-    native.assign_scratch(jobs, scratch)
-    end = int(jobs["results"][0]) + 8 * memory_order.RESULTS * int(jobs["B"][0] * jobs["chunks"][0])
-    assert end - scratch.ctypes.data == compiled_vectors(Shard(shape, shape))
+    job = inside.job_of(optimizer, p)
+    end = int(job["results"]) + 8 * memory_order.RESULTS * int(job["B"] * job["chunks"])
+    assert end == job["scratch_bytes"] == compiled_vectors(Shard(shape, shape))
 
 
 @pytest.mark.slow
@@ -452,13 +449,15 @@ def test_no_line_is_wider_than_the_terminal(
     cli.main(["plan", "gpt2-xl", *more.split()])
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines if not line.startswith("    ")) <= width  # but for code
-    assert "statistics" in lines[2] if width == 140 and "--batch" not in more else "optimizer" in lines[2]
+    is_wide = width >= (140 if "--batch" in more else 120)  # then each part has a column of its own
+    assert "statistics" in lines[2] if is_wide else "optimizer" in lines[2]
 
 
 def test_the_parts_of_a_narrow_table_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     result = plan(Odd(), budget=10**6, batch=1, tokens=3)
     monkeypatch.setattr(show, "format_size", str)
-    for line, row in zip(result.lines, show.table(result, 60)[1], strict=True):
+    rows = [row for row in show.table(result, 60)[1:] if len(row) > 1]  # the others are names of optimizers
+    for line, row in zip(result.lines, rows, strict=True):
         parts, total = row[1:5], row[5]
         assert sum(map(int, parts)) == int(total) == line.whole.total
 
@@ -487,9 +486,33 @@ def test_the_exit_status_says_whether_anything_fits(
     assert ("Nothing fits in 1.00 GiB" in capsys.readouterr().out) == bool(status)
 
 
-def test_the_command_without_a_model_shows_the_traffic_of_three(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_without_a_model_shows_the_traffic_of_four(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shards", "8", "64"]) == 0
-    assert sum(line.startswith("| llama-") for line in capsys.readouterr().out.splitlines()) == 6
+    out = capsys.readouterr().out
+    assert sum(line.startswith("| llama-") for line in out.splitlines()) == 8
+    assert out.startswith("Computed, not measured: ") and " ms |" not in out
+
+
+def test_inside_backward_each_wrapped_module_has_its_own_two_collectives(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-70b --settings adafactor-bfloat16 --shards 64 --bandwidth 50GB --latency 10"
+    assert cli.main([*words.split(), "--json"]) == 0
+    [sent] = json.loads(capsys.readouterr().out)["traffic"]
+    assert (sent["collectives"], sent["collectives_in_backward"]) == (2, 2 * (80 + 1))
+    hops, messages = 2 * 6 * 10e-6, 63 * 81 * 10e-6  # of a tree of 64 ranks, and of the rings of the gradients
+    seconds = 2 * fully_sharded(shapes_of("llama-70b"), 64).bytes / 50e9
+    assert sent["optimizer_seconds"] == pytest.approx(seconds + 2 * hops)
+    assert sent["optimizer_seconds_in_backward"] == pytest.approx(seconds + 162 * hops)
+    assert sent["gradients_seconds"] == pytest.approx(sent["gradients_sent"] / 50e9 + messages)
+    assert cli.main(words.split()) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("| llama-70b |") and row.endswith("| 2 | 162 | 2,829.1 ms | 2.2 ms | 21.4 ms |")
+
+
+def test_an_all_reduce_is_a_ring_where_bytes_count_and_a_tree_where_messages_do() -> None:
+    assert Link(1e9, 0.0).all_reduce(1, 8000, 8) == pytest.approx(2 * 7 / 8 * 8000 / 1e9)
+    assert Link(1e9, 1e-3).all_reduce(3, 8000, 8) == pytest.approx(3 * 2 * 3 * 1e-3 + 2 * 8000 / 1e9)
+    assert Link(1e9, 1e-3).reduce_scatter(3, 8000, 8) == pytest.approx(7 * 3e-3 + 7 / 8 * 8000 / 1e9)
+    assert Link(1e9, 1e-3).all_reduce(0, 0, 1) == Link(1e9, 1e-3).reduce_scatter(1, 8000, 1) == 0
 
 
 @pytest.mark.parametrize(
@@ -519,3 +542,17 @@ def test_the_documents_show_what_the_command_prints(
     for words, text in shown:
         cli.main(words.split())
         assert capsys.readouterr().out.rstrip() == text.rstrip()
+
+
+def test_the_documents_have_the_times_that_the_command_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(text: str) -> list[dict[str, str]]:
+        heads, _, *others = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+        return [dict(zip(heads, cells, strict=True)) for cells in others]
+
+    document = (ROOT / "docs" / "plan.md").read_text()
+    shown = rows(document[document.index("| model | ranks |") :].partition("\n\n")[0])
+    cli.main("plan --shards 8 64 1024 --bandwidth 50GB --latency 10".split())
+    computed = {(row["model"], row["ranks"]): row for row in rows(capsys.readouterr().out.partition("\n\n")[2])}
+    assert len(shown) == 9
+    for row in shown:
+        assert row.items() <= computed[row["model"], row["ranks"]].items()

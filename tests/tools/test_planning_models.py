@@ -68,6 +68,7 @@ COUNTS = {
     "llama-8b": 8030261248,
     "llama-13b": 13015864320,
     "llama-70b": 70553706496,
+    "llama-405b": 405853388800,
     "mistral-7b": 7241732096,
 }
 
@@ -104,6 +105,7 @@ CONFIGS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "llama-8b": (LLAMA, (32, 4096, 14336, 32, 8, 128256, False)),
     "llama-13b": (LLAMA, (40, 5120, 13824, 40, 40, 32000, False)),
     "llama-70b": (LLAMA, (80, 8192, 28672, 64, 8, 128256, False)),
+    "llama-405b": (LLAMA, (126, 16384, 53248, 128, 8, 128256, False)),
     "mistral-7b": (LLAMA, (32, 4096, 14336, 32, 8, 32000, False)),
 }
 

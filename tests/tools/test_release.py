@@ -10,10 +10,11 @@ import pytest
 from tools import matrix, release
 
 VERSION = "9.9.9"
+METADATA = f"adafactor-{VERSION}.dist-info/METADATA"
 FILES = {
     **{path.relative_to(release.ROOT / "src").as_posix(): "" for path in (release.ROOT / "src").rglob("*.py")},
     "adafactor/py.typed": "",
-    f"adafactor-{VERSION}.dist-info/METADATA": f"Name: adafactor\nVersion: {VERSION}\nRequires-Python: >=3.10\n",
+    METADATA: f"Name: adafactor\nVersion: {VERSION}\nRequires-Python: >=3.10\n",
     f"adafactor-{VERSION}.dist-info/licenses/LICENSE": "",
 }
 
@@ -37,7 +38,8 @@ def test_a_wheel_with_all_of_the_package_and_nothing_else_is_accepted(tmp_path: 
         ({"adafactor/runs/table.json": ""}, "table.json"),
         ({"adafactor/py.typed": None}, "py.typed"),
         ({"adafactor/optimizer.py": None}, "adafactor/optimizer.py"),
-        ({f"adafactor-{VERSION}.dist-info/METADATA": "Name: adafactor\nVersion: 1.0\n"}, "1.0"),
+        ({METADATA: "Name: adafactor\nVersion: 1.0\n"}, "1.0"),
+        ({METADATA: f"{FILES[METADATA]}\n[there](https://a.b) [here](docs/here.md)"}, "docs/here.md"),
     ],
 )
 def test_a_wheel_with_too_much_or_too_little_is_not(tmp_path: Path, change: dict[str, str], named: str) -> None:

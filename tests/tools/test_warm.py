@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from adafactor import cli
+from adafactor.cli.warm import CARDS
+from tests.kernels import needs
 
 STEP = """
 import torch
@@ -20,8 +22,43 @@ print("stepped")
 """
 
 
+# Two tensors in place of all that the check steps; the launches of a step for sm_90, but for what a driver would do.
+FILL = """
+from adafactor.check.selftest import TensorSpec
+from adafactor.cli import main, warm
+warm.TENSORS = (TensorSpec((16, 512)), TensorSpec((48,)))
+raise SystemExit(main("warm --device sm_90 --dtype float32".split()))
+"""
+LAUNCH = """
+import torch
+from types import SimpleNamespace
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from adafactor import Adafactor
+from adafactor.kernels import triton as backend
+from adafactor.kernels.triton import executor
+
+CompiledKernel.run = property(lambda kernel: lambda *_: print(kernel.metadata.target.arch, kernel.name))
+CompiledKernel.function, CompiledKernel.launch_metadata = None, lambda *_: None
+target = lambda: GPUTarget("cuda", 90, 32)
+driver.set_active(SimpleNamespace(
+    get_current_target=target, get_current_device=lambda: 0, get_current_stream=lambda _: 7
+))
+backend.INTERPRETED, executor.SHARED_MEMORY = True, 233472
+params = [torch.ones(shape, requires_grad=True) for shape in ((900, 512), (160,), (20, 512))]
+optimizer = Adafactor(params, backend="triton", lr=1e-3)
+for _ in range(2):
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+"""
+
+
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder)}
+    environment.pop("TRITON_INTERPRET", None)
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=300)
 
 
@@ -46,3 +83,49 @@ def test_a_dtype_that_there_is_not_is_named_with_those_that_there_are(capsys: py
         cli.main(["warm", "--dtype", "int8"])
     said = capsys.readouterr().err
     assert "int8" in said and "bfloat16" in said
+
+
+@pytest.mark.slow
+def test_what_is_compiled_for_a_card_is_what_a_step_there_launches(tmp_path: Path) -> None:
+    """With other tensors of the same kinds, in another process: every launch finds its kernel in the cache."""
+    needs.triton()
+    warm = run("-c", FILL, folder=tmp_path)
+    assert warm.returncode == 0, warm.stderr
+    assert f"kernels for sm_90 are in {tmp_path}" in warm.stdout
+    before = sorted(tmp_path.rglob("*"))
+    assert any(file.suffix == ".cubin" for file in before)
+    step = run("-c", LAUNCH, folder=tmp_path)
+    assert step.returncode == 0, step.stderr
+    launched = step.stdout.splitlines()
+    assert {"90 first_pass", "90 fold", "90 last_pass"} <= set(launched) and len(launched) >= 2 * 5
+    assert sorted(tmp_path.rglob("*")) == before, "something was compiled anew"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "sm_91"], "'sm_91' (choose from 'sm_80', 'sm_86', "),
+        (["--device", "cuda"], "'cuda' (choose from 'sm_80', "),
+        (["--model", "gpt2"], "--model is for --device"),
+        (["--device", "sm_90", "--model", "gpt5"], "'gpt5' must be module:function"),
+    ],
+)
+def test_a_card_or_model_that_there_is_not_is_named(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "gpt5" in words:
+        needs.triton()
+    try:
+        status = cli.main(["warm", *words])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    err = capsys.readouterr().err
+    assert status == 2 and said in err and err.count("\n") == 1
+
+
+def test_the_cards_are_those_that_the_kernels_are_compiled_for_in_the_tests() -> None:
+    needs.triton()
+    from tests.kernels.triton_ahead import SHARED, TARGETS
+
+    ahead = {name: (target.arch, SHARED[name]) for name, target in TARGETS.items() if target.backend == "cuda"}
+    assert ahead == CARDS

@@ -1,7 +1,7 @@
 """Does the step in Triton do on this card what eager PyTorch does there? Small tensors, made up for it, tell.
 
 A *variant* is what kernels are compiled for: the dtypes of X and G, what momentum averages, how X is rounded. For each
-of them every setting takes a few steps with tensors of every shape and order in memory, side by side:
+of them every case takes a few steps with tensors of every shape and order in memory, side by side:
 
 | what | must be |
 |---|---|
@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,9 +31,10 @@ from torch.optim import Optimizer
 from adafactor.core.rounding import SIXTEEN_BIT
 
 Make = Callable[..., Optimizer]  # makes an optimizer of parameters, `backend` and keywords
+Snapshot = list[dict[str, Tensor]]  # X and the state of each parameter
 SIZES = (1.0, 3.0, 0.2)  # of the gradients in each step
 STEPS = len(SIZES)
-GRAPH, HAS_GRAPHS = "captured in a graph", ("cuda",)
+GRAPH = "captured in a graph"
 # Largest deviation of X from `eager`, relative to the distance travelled: what rounding leaves, far below any mistake.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 PASSES = {"row": "first pass", "col": "reduction of the columns"}  # where a number is computed; others in the last pass
@@ -55,14 +57,11 @@ class Variant:
 
     def __str__(self) -> str:
         """Name it as people do."""
-        words = [_name(self.x)]
-        if self.g != self.x:
-            words.append(f"{_name(self.g)} gradients")
-        if self.rounding != "nearest":
-            words.append(f"{self.rounding} rounding")
-        if self.momentum_of:
-            words.append(f"momentum of the {self.momentum_of}")
-        return ", ".join(words)
+        x, g = (str(dtype).removeprefix("torch.") for dtype in (self.x, self.g))
+        gradients = "" if g == x else f"{g} gradients"
+        rounding = "" if self.rounding == "nearest" else f"{self.rounding} rounding"
+        momentum = f"momentum of the {self.momentum_of}" if self.momentum_of else ""
+        return ", ".join(filter(None, [x, gradients, rounding, momentum]))
 
 
 @dataclass(frozen=True)
@@ -84,19 +83,6 @@ class TensorSpec:
         return values.clone(memory_format=torch.channels_last if channels else torch.contiguous_format)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Keywords that need no kernels of their own."""
-
-    name: str
-    keywords: dict[str, Any] = field(default_factory=dict)
-    bad_gradients: bool = False
-
-    def __str__(self) -> str:
-        """Name it."""
-        return self.name
-
-
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 VARIANTS = (
     Variant(),
@@ -108,16 +94,6 @@ VARIANTS = (
     Variant(BF16, FP32, "gradient", "stochastic"),
     Variant(FP16, FP16, "update", "stochastic"),
     Variant(FP64, FP64),
-)
-SETTINGS = (
-    Setting("default"),
-    Setting("row means", {"factored": "row"}),
-    Setting("column means", {"factored": "column"}),
-    Setting("unfactored", {"factored": False}),
-    Setting("absolute steps, weight decay", {"relative": False, "lr": 1e-3, "lr_decay": None, "weight_decay": 0.1}),
-    Setting("no clipping, constant beta2", {"clip": None, "beta2": 0.99}),
-    Setting("maximize", {"maximize": True, "eps": (1e-8, 1e-2)}),
-    Setting("gradients with NaN and infinity", bad_gradients=True),
 )
 SHAPES = ((256, 512), (129, 77), (1000, 48), (24, 9001), (16, 16384), (5, 17000), (3, 40, 72), (32, 16, 3, 3))
 TENSORS = (
@@ -141,7 +117,7 @@ class Finding:
     """Something that is not as it should be."""
 
     variant: Variant
-    setting: str
+    setting: str  # the name of a case
     what: str
     tensor: str = ""  # of a difference
     details: str = ""  # for whoever has to mend it: the first wrong element, or where an exception comes from
@@ -162,7 +138,7 @@ def examine(
     device: torch.device,
     variant: Variant,
     tensors: Sequence[TensorSpec] = TENSORS,
-    settings: Sequence[Setting] = SETTINGS,
+    cases: Mapping[str, Case] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Finding]:
     """Find everything that is wrong with one variant of the kernels on a device.
@@ -172,23 +148,16 @@ def examine(
         device: of a GPU; the CPU, in Triton's interpreter.
         variant: what the kernels are compiled for.
         tensors: what to step, all at once.
-        settings: how to step them, one after the other.
+        cases: what to try, one after the other; all that the device has if not given.
         tell: is called with what comes next.
     """
-    data = Data(make, device, variant, tensors)
-    tests: list[tuple[str, Callable[[], Iterator[Difference]]]] = []
-    for setting in settings:
-        tests.append((setting.name, lambda setting=setting: _compare(data, setting)))  # type: ignore[misc]
-    tests.append(("GradScaler", lambda: _scale(data)))
-    if device.type in HAS_GRAPHS:
-        tests.append((GRAPH, lambda: _replay(data)))
-    findings = []
-    for name, test in tests:
+    data, findings = Data(make, device, variant, tensors), []
+    for name, case in (cases_of(device) if cases is None else cases).items():
         tell(f"{variant}: {name}")
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # eager PyTorch on a CPU warns of gradients that are skipped
-                findings += [Finding(variant, name, what, str(tensor), where) for tensor, what, where in test()]
+                findings += [Finding(variant, name, what, str(tensor), where) for tensor, what, where in case(data)]
         except torch.OutOfMemoryError:
             raise  # says nothing about the kernels
         except Exception as problem:  # whatever the compiler or the driver raises: it does not work here
@@ -245,25 +214,24 @@ class Training:
         self.set_gradients(grads, scale)
         self.optimizer.step()
 
-    def snapshot(self) -> list[dict[str, Tensor]]:
+    def snapshot(self) -> Snapshot:
         """Copy all that a step may write to, for each parameter."""
         every = [{"X": p, **self.optimizer.state[p]} for p in self.params]
         return [{name: t.detach().clone() for name, t in one.items() if isinstance(t, Tensor)} for one in every]
 
 
-def _compare(data: Data, setting: Setting) -> Iterator[Difference]:
-    """Compare Triton with eager PyTorch, and with itself."""
-    ours, again, eager = (Training(data, name, **setting.keywords) for name in ("triton", "triton", "eager"))
+def compare(data: Data, keywords: dict[str, Any], bad_gradients: bool = False) -> Iterator[Difference]:
+    """Compare Triton with eager PyTorch, and with itself; in the second step every other gradient may be bad."""
+    ours, again, eager = (Training(data, name, **keywords) for name in ("triton", "triton", "eager"))
     travelled = [0.0] * len(data.tensors)
     before = eager.snapshot()
     for number, grads in enumerate(data.grads):
-        bad = setting.bad_gradients and number == 1
-        gradients = _spoil(grads) if bad else list(grads)
-        untouched = ours.snapshot() if bad else []
+        bad = bad_gradients and number == 1
+        untouched = ours.snapshot()
         for training in (ours, again, eager):
-            training.step(gradients)
+            training.step(_spoil(grads) if bad else grads)
         if bad:
-            yield from _changes(data.tensors, untouched, ours.snapshot(), which=_is_spoiled)
+            yield from _changes(data.tensors[::2], untouched[::2], ours.snapshot()[::2])
         now = eager.snapshot()
         for i, (a, b) in enumerate(zip(before, now, strict=True)):
             travelled[i] += float((b["X"].double() - a["X"].double()).abs().max())
@@ -275,7 +243,7 @@ def _compare(data: Data, setting: Setting) -> Iterator[Difference]:
     yield from _changes(data.tensors, after, again.snapshot(), " from one run to the next")
 
 
-def _scale(data: Data) -> Iterator[Difference]:
+def scale_gradients(data: Data) -> Iterator[Difference]:
     """Do what GradScaler leaves to the optimizer: scaled gradients, and whether one of them was infinite."""
     scale = 1.0 if data.variant.g == FP16 else 1024.0  # a power of two; float16 has no range for it
     ours, unscaled = Training(data, "triton"), Training(data, "triton")
@@ -297,7 +265,7 @@ def _scale(data: Data) -> Iterator[Difference]:
     yield from _changes(data.tensors, before, ours.snapshot(), " though an infinity was found")
 
 
-def _replay(data: Data) -> Iterator[Difference]:
+def replay(data: Data) -> Iterator[Difference]:
     """Replay one step in a CUDA graph with other rates and gradients, beside the same steps without a graph."""
     rates = [torch.full((), 1e-2, dtype=FP32, device=data.device) for _ in range(2)]
     ours, uncaptured = (Training(data, "triton", lr=lr, lr_decay=None) for lr in rates)
@@ -321,30 +289,43 @@ def _replay(data: Data) -> Iterator[Difference]:
     yield from _changes(data.tensors, uncaptured.snapshot(), ours.snapshot(), " when replayed")
 
 
-def _is_spoiled(number: int) -> bool:
-    return number % 2 == 0
+Case = Callable[[Data], Iterator[Difference]]
+CASES: dict[str, Case] = {
+    "default": partial(compare, keywords={}),
+    "row means": partial(compare, keywords={"factored": "row"}),
+    "column means": partial(compare, keywords={"factored": "column"}),
+    "unfactored": partial(compare, keywords={"factored": False}),
+    "absolute steps, weight decay": partial(
+        compare, keywords={"relative": False, "lr": 1e-3, "lr_decay": None, "weight_decay": 0.1}
+    ),
+    "no clipping, constant beta2": partial(compare, keywords={"clip": None, "beta2": 0.99}),
+    "maximize": partial(compare, keywords={"maximize": True, "eps": (1e-8, 1e-2)}),
+    "gradients with NaN and infinity": partial(compare, keywords={}, bad_gradients=True),
+    "GradScaler": scale_gradients,
+    GRAPH: replay,
+}
+
+
+def cases_of(device: torch.device) -> dict[str, Case]:
+    """Return the cases that can be tried on a device: only CUDA has graphs."""
+    return {name: case for name, case in CASES.items() if name != GRAPH or device.type == "cuda"}
 
 
 def _spoil(grads: Sequence[Tensor]) -> list[Tensor]:
-    """Copy gradients, every other with a NaN at its end or an infinity in the middle."""
+    """Copy gradients, every other with an infinity in the middle or a NaN at its end."""
     copies = [g.clone() for g in grads]
-    for i, g in enumerate(copies):
-        if _is_spoiled(i):
-            at = [n - 1 if i % 4 else n // 2 for n in g.shape]
-            g[tuple(at)] = math.nan if i % 4 else math.inf
+    for i, g in enumerate(copies[::2]):
+        at = [n - 1 if i % 2 else n // 2 for n in g.shape]
+        g[tuple(at)] = math.nan if i % 2 else math.inf
     return copies
 
 
 def _changes(
-    tensors: Sequence[TensorSpec],
-    expected: list[dict[str, Tensor]],
-    actual: list[dict[str, Tensor]],
-    when: str = "",
-    which: Callable[[int], bool] = lambda number: True,
+    tensors: Sequence[TensorSpec], expected: Snapshot, actual: Snapshot, when: str = ""
 ) -> Iterator[Difference]:
     """Find what is not the same to the bit; at most one difference for a tensor."""
-    for i, (spec, a, b) in enumerate(zip(tensors, expected, actual, strict=True)):
-        wrong = {name: _bits(a[name]) != _bits(b[name]) for name in a if which(i)}
+    for spec, a, b in zip(tensors, expected, actual, strict=True):
+        wrong = {name: _bits(a[name]) != _bits(b[name]) for name in a}
         names = [name for name, elements in wrong.items() if bool(elements.any())]
         if names:
             first = _first_wrong(names[0], wrong[names[0]], b[names[0]], a[names[0]])
@@ -359,28 +340,26 @@ def _bits(t: Tensor) -> Tensor:
 
 def _deviation(ours: dict[str, Tensor], eager: dict[str, Tensor], distance: float) -> tuple[str, str] | None:
     """Say how X or the state differs by more than rounding leaves, and where; None if it does not."""
-    x, limit = eager["X"], TOLERANCE[eager["X"].dtype]
     if not torch.equal(ours["step"], eager["step"]):
         return f"t is {float(ours['step']):g}, not {float(eager['step']):g}", ""
-    error = (ours["X"].double() - x.double()).abs()
-    too_far = ~(error <= limit * distance)  # also where it is NaN
-    if x.dtype in SIXTEEN_BIT:
-        # a number between two of the type's, near the border, may be rounded either way: seldom, and to a neighbour
-        unit = torch.finfo(x.dtype).eps * (x.double().abs() + torch.finfo(x.dtype).tiny)
-        if int(too_far.sum()) <= 2 + x.numel() // 200:
+    dtype = eager["X"].dtype
+    for name in [name for name in ("X", "row", "col", "full", "momentum") if name in eager]:
+        a, b = ours[name].double(), eager[name].double()
+        # relative to what: means one by one, as they differ by orders of magnitude
+        sizes: dict[str, float | Tensor] = {"X": distance, "momentum": b.abs().max()}
+        size = sizes.get(name, b.abs())
+        error = (a - b).abs()
+        too_far = ~(error <= TOLERANCE[dtype] * size * (1 if name == "X" else 2))  # also where it is NaN
+        if name == "X" and dtype in SIXTEEN_BIT and int(too_far.sum()) <= 2 + b.numel() // 200:
+            # a number between two of the type's, near the border, may be rounded either way: seldom, and to a neighbour
+            unit = torch.finfo(dtype).eps * (b.abs() + torch.finfo(dtype).tiny)
             too_far &= ~(error <= (STEPS + 0.01) * unit)
-    if bool(too_far.any()):
-        worst = float(error.nan_to_num(nan=math.inf).max()) / max(distance, 1e-300)
-        what = f"X is off by {worst:.0e} of the distance travelled, in {int(too_far.sum())} of {x.numel()} elements"
-        return what, _first_wrong("X", too_far, ours["X"], x)
-    for name in ("row", "col", "full", "momentum"):
-        if name in eager:
-            a, b = ours[name].double(), eager[name].double()
-            size = b.abs().max() if name == "momentum" else b.abs()
-            too_far = ~((a - b).abs() <= 2 * limit * size)
-            if bool(too_far.any()):
-                worst = float(((a - b).abs() / size).nan_to_num(nan=math.inf).max())
-                return f"state {name!r} is off by {worst:.0e}", _first_wrong(name, too_far, a, b)
+        if bool(too_far.any()):
+            worst = float((error / size).nan_to_num(nan=math.inf).max())
+            what = "X" if name == "X" else f"state {name!r}"
+            of = " of the distance travelled" if name == "X" else ""
+            count = f"in {int(too_far.sum())} of {b.numel()} elements"
+            return f"{what} is off by {worst:.0e}{of}, {count}", _first_wrong(name, too_far, a, b)
     return None
 
 
@@ -390,7 +369,3 @@ def _first_wrong(name: str, wrong: Tensor, actual: Tensor, expected: Tensor) -> 
     index = f"{name}[{', '.join(map(str, place))}]" if place else name
     computed = PASSES.get(name, "last pass")
     return f"{index} is {actual[place].item():.9g}, not {expected[place].item():.9g}; computed in the {computed}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

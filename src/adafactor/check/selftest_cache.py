@@ -63,17 +63,13 @@ def answer(make: Make, device: torch.device, variant: Variant) -> str | None:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise NotNow("a graph is being captured: take a step before that")
     card, name = describe(device), str(variant)
-    answers = read(card)
-    if name in answers:
+    if name in (answers := read(card)):
         return answers[name]
     what = "adafactor: testing the kernels on this card, once per card and version"
     with cache.turn([cache.users_folder()], f"{_name(card)}.lock", what, PATIENCE, after=1.0) as tell:
-        answers = read(card)  # another process may have tested it meanwhile
-        return (
-            answers[name]
-            if name in answers
-            else keep(card, variant, selftest.examine(make, device, variant, tell=tell))
-        )
+        if name in (answers := read(card)):  # another process may have tested it meanwhile
+            return answers[name]
+        return keep(card, variant, selftest.examine(make, device, variant, tell=tell))
 
 
 def keep(card: dict[str, str], variant: Variant, findings: Sequence[Finding]) -> str | None:

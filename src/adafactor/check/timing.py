@@ -135,9 +135,7 @@ class Times:
     copy_bandwidth: float = 0.0  # bytes a second, of those read and those written
     steps: dict[str, float] = field(default_factory=dict)  # of each optimizer
     passes: dict[str, float] = field(default_factory=dict)  # of each kernel in our step
-    bytes: dict[str, int] = field(
-        default_factory=dict
-    )  # the least that our step, and each pass over the data, must move
+    bytes: dict[str, int] = field(default_factory=dict)  # the least that our step and each pass over the data move
     problems: dict[str, str] = field(default_factory=dict)  # what could not be timed, and why
 
 

@@ -24,7 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Convert a checkpoint of another Adafactor or of AdamW into ours, or back.",
     ),
     "check": ("adafactor.cli.check", "Check the step on this GPU, and time it with --bench."),
-    "warm": ("adafactor.cli.warm", "Compile the step for CPUs now, so that no training waits for it."),
+    "run": ("adafactor.cli.run", "Run a training script with this Adafactor in place of transformers'."),
+    "warm": ("adafactor.cli.warm", "Compile the step now, for CPUs or for a GPU, so that no training waits for it."),
 }
 EXAMPLES = {
     "plan": """
@@ -32,6 +33,7 @@ EXAMPLES = {
         adafactor plan llama-8b --budget 80G --batch 4 --tokens 2048 --checkpointing
         adafactor plan llama-8b --budget 24G --lora 16     # with LoRA
         adafactor plan mymodel:build --shards 8            # your own model, on 8 devices
+        adafactor plan --shards 8 1024 --bandwidth 50GB --latency 10    # how long do the collectives of a step take?
     """,
     "migrate": """
         adafactor migrate optimizer.pt ours.pt --from transformers
@@ -42,8 +44,13 @@ EXAMPLES = {
         adafactor check                                    # does the GPU compute the right steps?
         adafactor check --bench --output result.json       # and how fast? Writes what to send with an issue
     """,
+    "run": """
+        adafactor run train.py --optim adafactor           # also: accelerate launch -m adafactor run train.py
+        adafactor run --set rounding=stochastic --step-in-backward -m trl.scripts.sft --optim adafactor
+    """,
     "warm": """
         adafactor warm                                     # while a container image is built
+        adafactor warm --device sm_90 --dtype bfloat16 --model llama-8b    # for H100s, which need not be here
     """,
 }
 BENCH_MOVED = (
@@ -62,6 +69,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with the line on stderr."""
         message = re.sub(r"invalid int value: (.*)", r"\1 must be a whole number", message)
+        message = re.sub(r"invalid float value: (.*)", r"\1 must be a number", message)
         self.exit(2, f"{self.prog}: {message}\n")
 
 

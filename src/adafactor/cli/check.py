@@ -9,23 +9,23 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from adafactor import kernels
 from adafactor.check import selftest, selftest_cache, timing
-from adafactor.check.selftest import Finding, Setting, TensorSpec, Variant
+from adafactor.check.selftest import Case, Finding, TensorSpec, Variant
 from adafactor.check.timing import Times
 from adafactor.kernels.progress import progress
 from adafactor.optimizer import Adafactor
 
 # In the interpreter, which takes milliseconds for every program.
 SMALL_TENSORS = (TensorSpec((9, 7)), TensorSpec((6, 5), "transposed"), TensorSpec((5,)))
-Named = TypeVar("Named", Variant, Setting, TensorSpec)
+Named = TypeVar("Named")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", help="the card to check, such as cuda:1; else the first that torch finds")
     add("--only", metavar="TEXT", help="only kernels whose name contains this, such as bfloat16 or kahan")
-    add("--setting", metavar="TEXT", help="only settings whose name contains this, such as maximize")
+    add("--setting", metavar="TEXT", help="only settings whose name contains this, such as maximize or GradScaler")
     add("--tensor", metavar="TEXT", help="only tensors whose name contains this, such as 129×77 or transposed")
     add("--bench", action="store_true", help="also time each pass and whole steps, and print a block for an issue")
     add("--rounds", type=int, default=15, help="with --bench: how often each optimizer has its turn (15)")
@@ -49,41 +49,48 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("--bench times a GPU; Triton's interpreter is not one")
     if arguments.rounds < 1:
         raise ValueError(f"--rounds {arguments.rounds} must be at least 1")
-    tensors = selftest.TENSORS if device.type != "cpu" else SMALL_TENSORS
-    chosen = (
-        _choose("--only", arguments.only, _variants()),
-        _choose("--setting", arguments.setting, selftest.SETTINGS),
-        _choose("--tensor", arguments.tensor, tensors),
-    )
+    # torch has not always let a gradient's dtype differ from its parameter's
+    variants = [v for v in selftest.VARIANTS if v.x == v.g or hasattr(torch.Tensor, "grad_dtype")]
+    chosen = _choose("--only", arguments.only, _by_name(variants))
+    cases = _choose("--setting", arguments.setting, selftest.cases_of(device))
+    everything = selftest.TENSORS if device.type != "cpu" else SMALL_TENSORS
+    tensors = _choose("--tensor", arguments.tensor, _by_name(everything))
     # with --json whoever waits reads on stderr how each variant went
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         print(about(device))
-        findings = check(device, *chosen)
+        findings = check(device, list(chosen.values()), cases, list(tensors.values()))
         times = bench(device, arguments.rounds, findings) if arguments.bench else []
-    answer = json.dumps(as_dict(device, chosen[0], findings, times), indent=2)
+    answer = {
+        **selftest_cache.describe(device),
+        "device": str(device),
+        "checked": list(chosen),
+        "off": [{**asdict(finding), "variant": str(finding.variant)} for finding in findings],
+        "nominal_bandwidth": timing.nominal_bandwidth(device) if times else None,
+        "times": [asdict(time) for time in times],
+    }
+    text = json.dumps(answer, indent=2)
     if arguments.json:
-        print(answer)
+        print(text)
     if arguments.output is not None:
-        arguments.output.write_text(answer + "\n", encoding="utf-8")
+        arguments.output.write_text(text + "\n", encoding="utf-8")
     return 1 if findings or any(time.problems for time in times) else 0
 
 
 def check(
-    device: torch.device, variants: Sequence[Variant], settings: Sequence[Setting], tensors: Sequence[TensorSpec]
+    device: torch.device, variants: Sequence[Variant], cases: Mapping[str, Case], tensors: Sequence[TensorSpec]
 ) -> list[Finding]:
     """Test these variants, say how each went, and keep the answers for `auto` where all of it was tested."""
-    graph = "captured in a graph, " if device.type == "cuda" else ""
     print(
-        f"{len(tensors)} tensors of every shape and order in memory, {len(settings)} settings, {selftest.STEPS} steps "
-        f"each: against eager PyTorch on the same device, twice, {graph}with scaled gradients"
+        f"{len(tensors)} tensors of every shape and order in memory, {selftest.STEPS} steps each, against eager "
+        f"PyTorch on the same device, twice: {'; '.join(cases)}"
     )
-    is_complete = list(tensors) == list(selftest.TENSORS) and list(settings) == list(selftest.SETTINGS)
+    is_complete = list(tensors) == list(selftest.TENSORS) and list(cases) == list(selftest.cases_of(device))
     width = max(len(str(variant)) for variant in variants)
     findings: list[Finding] = []
     for variant in variants:
         start = time.perf_counter()
         with progress("testing", math.inf) as tell:
-            wrong = selftest.examine(Adafactor, device, variant, tensors, settings, tell)
+            wrong = selftest.examine(Adafactor, device, variant, tensors, cases, tell)
         print(f"  {_mark(not wrong)} {str(variant):<{width}}  {time.perf_counter() - start:6.1f} s", flush=True)
         for finding in wrong:
             print(_explain(finding, device), flush=True)
@@ -103,20 +110,6 @@ def bench(device: torch.device, rounds: int, findings: Sequence[Finding]) -> lis
     return times
 
 
-def as_dict(
-    device: torch.device, variants: Sequence[Variant], findings: Sequence[Finding], times: Sequence[Times]
-) -> dict[str, Any]:
-    """Say what was checked where, what is off, and how long steps took."""
-    return {
-        **selftest_cache.describe(device),
-        "device": str(device),
-        "checked": [str(variant) for variant in variants],
-        "off": [{**asdict(finding), "variant": str(finding.variant)} for finding in findings],
-        "nominal_bandwidth": timing.nominal_bandwidth(device) if times else None,
-        "times": [asdict(time) for time in times],
-    }
-
-
 def about(device: torch.device) -> str:
     """Return versions and card, in a line."""
     card = selftest_cache.describe(device)
@@ -130,24 +123,21 @@ def _explain(finding: Finding, device: torch.device) -> str:
     """Say what is off, with what it takes to mend it from afar, and how to see it again."""
     what = f"{finding.tensor}: {finding.what}" if finding.tensor else finding.what
     lines = [f"{finding.setting}: {what}", *(f"  {line}" for line in finding.details.splitlines())]
-    again = ["adafactor", "check", "--device", str(device), "--only", str(finding.variant)]
-    if any(finding.setting == setting.name for setting in selftest.SETTINGS):
-        again += ["--setting", finding.setting]
-    lines.append(f"  again: {shlex.join(again)}")
+    again = ["--device", str(device), "--only", str(finding.variant), "--setting", finding.setting]
+    lines.append(f"  again: adafactor check {shlex.join(again)}")
     return "\n".join(f"      {line}" for line in lines)
 
 
-def _variants() -> list[Variant]:
-    """Return those that can be had: torch has not always let a gradient's dtype differ from its parameter's."""
-    return [v for v in selftest.VARIANTS if v.x == v.g or hasattr(torch.Tensor, "grad_dtype")]
+def _by_name(things: Iterable[Named]) -> dict[str, Named]:
+    return {str(thing): thing for thing in things}
 
 
-def _choose(option: str, text: str | None, all_of_them: Sequence[Named]) -> list[Named]:
+def _choose(option: str, text: str | None, things: Mapping[str, Named]) -> dict[str, Named]:
     """Return those with this text in their names."""
-    named = [one for one in all_of_them if text is None or text in str(one)]
-    if not named:
-        raise ValueError(f"{option} {text}: there are {'; '.join(map(str, all_of_them))}")
-    return named
+    chosen = {name: thing for name, thing in things.items() if text is None or text in name}
+    if not chosen:
+        raise ValueError(f"{option} {text}: there are {'; '.join(things)}")
+    return chosen
 
 
 def _sum_up(findings: Sequence[Finding]) -> str:

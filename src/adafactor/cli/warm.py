@@ -1,17 +1,35 @@
-"""`adafactor warm`: compile the step now, so that no training waits for it."""
+"""`adafactor warm`: compile the step now, so that no training waits for it; for a GPU also where there is none."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import torch
+
+from adafactor import Adafactor, kernels
+from adafactor.check.selftest import TENSORS, TensorSpec
+from adafactor.planning import shapes_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 MOMENTA = ("none", "update", "gradient")
 ROUNDINGS = ("nearest", "stochastic", "kahan")
-SHAPES = ((8, 8), (8,))
-CONVOLUTION = (4, 4, 3, 3)
+ON_CPU, CONVOLUTION = (TensorSpec((8, 8)), TensorSpec((8,))), TensorSpec((4, 4, 3, 3))
+# NVIDIA's architectures: its number, and the KB of memory that programs of a multiprocessor share
+CARDS = {
+    "sm_80": (80, 164),  # A100
+    "sm_86": (86, 100),  # RTX 30, A10, A40
+    "sm_89": (89, 100),  # RTX 40, L4, L40
+    "sm_90": (90, 228),  # H100, H200
+    "sm_100": (100, 228),  # B200
+    "sm_120": (120, 100),  # RTX 50
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_list(parser, "--rounding", ROUNDINGS, ["nearest"], "of 16-bit parameters")
     parser.add_argument("--convolutions", action="store_true", help="also for tensors with more than two axes")
     parser.add_argument("--all", action="store_true", help="everything that there is: some minutes")
+    known = f"fill Triton's cache for this GPU, which need not be here: {', '.join(CARDS)}"
+    parser.add_argument("--device", choices=CARDS, metavar="CARD", help=known)
+    models = "with --device: also the kernels for these models, named as in `adafactor plan`"
+    parser.add_argument("--model", nargs="+", default=[], help=models)
 
 
 def _add_list(
@@ -32,32 +54,103 @@ def _add_list(
 
 def run(arguments: argparse.Namespace) -> int:
     """Take a step with each kind of parameter and setting; say how long each took, and where the code is."""
+    if arguments.model and arguments.device is None:
+        raise ValueError("--model is for --device: what is compiled for a CPU does not depend on a model's shapes")
     chosen = (arguments.dtype, arguments.momentum, arguments.rounding)
     if arguments.all:
         chosen = (DTYPES, MOMENTA, ROUNDINGS)
-    shapes = SHAPES + ((CONVOLUTION,) if arguments.convolutions or arguments.all else ())
-    for dtype, momentum, rounding in itertools.product(*chosen):
-        started = time.perf_counter()
-        _step(dtype, momentum, rounding, shapes)
-        print(f"{dtype}, momentum {momentum}, rounding {rounding}: {time.perf_counter() - started:.1f} s", flush=True)
+    if arguments.device is not None:
+        return _fill_triton_cache(arguments.device, arguments.model, chosen)
+    _step_all(chosen, ON_CPU + (CONVOLUTION,) * (arguments.convolutions or arguments.all), "cpu")
     from adafactor.kernels.cpu.native import machine_code
 
     files = machine_code.kept()
     if not files:
         print("Nothing could be kept: the warning says why.")
         return 1
-    size = sum(file.stat().st_size for file in files)
-    print(f"{len(files)} compiled functions ({size / 1000:.0f} kB) are in {files[0].parent}")
+    print(f"{len(files)} compiled functions ({_kilobytes(files)} kB) are in {files[0].parent}")
     return 0
 
 
-def _step(dtype: str, momentum: str, rounding: str, shapes: tuple[tuple[int, ...], ...]) -> None:
-    import torch
+def _fill_triton_cache(card: str, models: Sequence[str], chosen: Sequence[Sequence[str]]) -> int:
+    """Compile what the check on a card steps, which `auto` asks for first, and what these models need besides."""
+    kernels.check("triton")
+    from triton import knobs
 
-    from adafactor import Adafactor
+    if knobs.runtime.interpret:
+        raise ValueError(f"--device {card}: with TRITON_INTERPRET=1 nothing is compiled")
+    if torch.version.hip or getattr(torch.version, "xpu", None):
+        raise ValueError(f"--device {card} is one of NVIDIA's, and torch {torch.__version__} is not built for them")
+    # kernels depend on how long rows are, not on how many there are: a part of each matrix will do
+    shapes = [shape for model in models for shape in shapes_of(model)]
+    parts = dict.fromkeys((min(shape[0], 64), *shape[1:]) if len(shape) == 2 else shape for shape in shapes)
+    with _compiling_for(card) as hashes:
+        _step_all(chosen, (*TENSORS, *map(TensorSpec, parts)), "triton")
+    folder = Path(knobs.cache.dir)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    print(f"{len(hashes)} kernels for {card} are in {folder} ({_kilobytes(files)} kB in all)")
+    return 0
 
-    parameters = [torch.ones(shape, dtype=getattr(torch, dtype), requires_grad=True) for shape in shapes]
-    settings: dict[str, Any] = {} if momentum == "none" else {"beta1": 0.9, "momentum_of": momentum}
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    Adafactor(parameters, backend="cpu", rounding=rounding, **settings).step()
+
+@contextmanager
+def _compiling_for(card: str) -> Iterator[set[str]]:
+    """Let the Triton backend compile for a card what it launches, and run nothing; yield the hashes of the kernels.
+
+    Triton itself finds the key of each kernel, from the arguments of a real launch and the stand-in for a driver, which
+    tells it the same as the driver of the card would: so the key is the one under which a training looks for it.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from adafactor.kernels import triton as backend
+    from adafactor.kernels.triton import executor
+
+    architecture, shared = CARDS[card]
+    hashes: set[str] = set()
+
+    def compile_only(kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        if programs:
+            hashes.add(kernel.warmup(*arguments, grid=(programs,), **options).metadata.hash)
+
+    stand_in = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", architecture, 32),
+        get_current_device=lambda: card,
+        get_current_stream=lambda device: 0,
+    )
+    driver.set_active(stand_in)
+    try:
+        with _replaced(backend, INTERPRETED=True):  # it takes tensors on a CPU
+            with _replaced(executor, launch=compile_only, SHARED_MEMORY=1024 * shared):
+                yield hashes
+    finally:
+        driver.set_active(None)  # the next to ask gets the real one
+
+
+@contextmanager
+def _replaced(module: ModuleType, **values: object) -> Iterator[None]:
+    """Put these values into a module, and in the end what was there."""
+    before = {name: getattr(module, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def _step_all(chosen: Sequence[Sequence[str]], tensors: Sequence[TensorSpec], backend: str) -> None:
+    """Take a step in every setting, with gradients that have the dtype of their parameters."""
+    for dtype, momentum, rounding in itertools.product(*chosen):
+        started = time.perf_counter()
+        settings: dict[str, Any] = {} if momentum == "none" else {"beta1": 0.9, "momentum_of": momentum}
+        parameters = []
+        for spec in tensors:
+            parameters.append(spec.copy(torch.ones(spec.shape, dtype=getattr(torch, dtype))).requires_grad_())
+            parameters[-1].grad = torch.ones_like(parameters[-1])
+        Adafactor(parameters, backend=backend, rounding=rounding, **settings).step()
+        print(f"{dtype}, momentum {momentum}, rounding {rounding}: {time.perf_counter() - started:.1f} s", flush=True)
+
+
+def _kilobytes(files: Sequence[Path]) -> str:
+    return f"{sum(file.stat().st_size for file in files) / 1000:.0f}"

@@ -53,6 +53,19 @@ def average(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
     return old.to(new.dtype) * decay + new * weight
 
 
+def average_(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> None:
+    """Do the same in place of `old`, in its precision (Algorithm 5, line 4).
+
+    In float32, β̂ₜ near 1 and 1 − β̂ₜ no longer add up to 1, and a long run would drift: then only one of them is used.
+    """
+    if isinstance(weight, Tensor):
+        old.lerp_(new, weight)
+    elif weight < 0.5:
+        old.sub_(old, alpha=weight).add_(new, alpha=weight)
+    else:
+        old.mul_(decay).add_(new, alpha=weight)
+
+
 def row_scale(row: Tensor, mean: Tensor) -> Tensor:
     """(R/mean R)^−½: the rows' share of 1/√V̂, V̂ = R·C/mean(R) (Algorithm 4, line 7).
 
@@ -75,11 +88,6 @@ def clip_divisor(rms_update: Scalar, d: float | None) -> Scalar:
 def step_size(rho: Scalar, rms_parameter: Scalar | None, eps2: float) -> Scalar:
     """αₜ = max(ε₂, RMS(X))·ρₜ (§8; Algorithm 4, line 3), or αₜ = ρₜ for absolute steps."""
     return rho if rms_parameter is None else _at_least(eps2, rms_parameter) * rho
-
-
-def kept_share(weight_decay: float, by: str, rho: Scalar, alpha: Scalar) -> Scalar:
-    """1 − λ·ρₜ, 1 − λ·αₜ or 1 − λ: what weight decay leaves of X before the update (decoupled, not in the paper)."""
-    return 1 - weight_decay * {"rho": rho, "alpha": alpha, "constant": 1.0}[by] if weight_decay else 1.0
 
 
 def _at_least(bound: float, value: Scalar) -> Scalar:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ def find_factoring(
     return Factored(shape, row, col, str(factored))
 
 
-def drop(shape: Shape, axis: int) -> Shape:
-    """A shape without one of its axes."""
+def drop(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:
+    """A shape, or what else there is for each axis, without one of its axes."""
     return shape[:axis] + shape[axis + 1 :]
 
 

@@ -17,7 +17,7 @@ from adafactor.core.equations import Scalar
 
 @dataclass(frozen=True, slots=True)  # a history keeps many
 class Record:
-    """One parameter's figures, all of the last step unless said otherwise; NaN where there was none yet.
+    """The metrics of one parameter, of the last step unless said otherwise; NaN before the first step.
 
     Attributes:
         name: as given to the optimizer; without names, the parameter's number.

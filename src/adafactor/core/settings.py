@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
@@ -70,14 +70,13 @@ class Settings:
     relative: bool = _word(True, False)
     factored: str | bool = _word("outer", "row", "column", False)
     beta1: float = _number(0.0, at_least=0.0, below=1.0)
-    momentum_of: str = _word("update", "gradient", "direction")
+    momentum_of: str = _word("update", "gradient")
     beta2: float | None = _number_or_none(None, rate=True, at_least=0.0, below=1.0)
     decay_rate: float = _number(0.8, rate=True, above=0.0)
     beta2_max: float | None = _number_or_none(None, rate=True, above=0.0, below=1.0)
     clip: float | None = _number_or_none(1.0, above=0.0)
     eps: tuple[float, float] = _declare((1e-30, 1e-3), lambda name, value: _check_eps(name, value))
     weight_decay: float = _number(0.0, rate=True, at_least=0.0)
-    weight_decay_by: str = _word("rho", "alpha", "constant")
     axes: tuple[int, int] | None = _declare(None, lambda name, value: _check_axes(name, value))
     min_factored: int = _declare(0, lambda name, value: _check_integer(name, value))
     maximize: bool = _word(False, True)
@@ -151,8 +150,8 @@ def from_text(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_text(value: Any) -> Any:
     """Return the number, pair, True, False or None that a text says; anything else, also a word, as it is."""
-    if type(value) in (list, tuple):
-        return type(value)(map(read_text, value))
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):  # also OmegaConf's, which Hydra hands over
+        return (list if type(value) is list else tuple)(map(read_text, value))
     if not isinstance(value, str):
         return value
     try:

@@ -12,17 +12,17 @@
 | `report` | collects all parameters' records after a step, and hands them to sinks every so many steps |
 | `history`, `plot` | stores reports, writes and reads them, draws them |
 | `table`, `loggers` | shows them while training, or sends them to TensorBoard or any function |
-| `rules` | says what the metrics mean, and what to change |
+| `series`, `rules`, `findings` | turns reports into one series per parameter, says what they mean and what to change |
 | `moment` | compares the factors with the unfactored second moment |
 | `naming` | shortens the names of many parameters |
 """
 
 from adafactor.core.record import Record
+from adafactor.diagnostics.findings import Finding, diagnose
 from adafactor.diagnostics.history import History
 from adafactor.diagnostics.loggers import figures, to_callback, to_tensorboard
 from adafactor.diagnostics.moment import Fit, FullMoment
 from adafactor.diagnostics.report import Report, Watch, unwrap
-from adafactor.diagnostics.rules import Finding, diagnose
 from adafactor.diagnostics.table import Live
 
 __all__ = [

@@ -18,7 +18,7 @@ from adafactor.diagnostics.plot import draw
 from adafactor.diagnostics.report import About, Report
 
 DIGITS = 6  # significant, of a number in a file
-COLUMNS = [field.name for field in fields(Record) if field.name not in ("name", "shape")]
+COLUMNS = fields(Record)[2:]  # all but the name and the shape
 
 
 class History:
@@ -104,7 +104,7 @@ class History:
             self._header = header
             stream.write(json.dumps(header) + "\n")
         line: dict[str, Any] = {"step": report.step, "loss": _rounded(report.loss)}
-        line |= {name: [_rounded(getattr(record, name)) for record in report.records] for name in COLUMNS}
+        line |= {field.name: [_rounded(getattr(record, field.name)) for record in report.records] for field in COLUMNS}
         stream.write(json.dumps(line) + "\n")
 
 
@@ -134,7 +134,7 @@ def _read_about(header: dict[str, Any]) -> dict[str, About]:
 
 
 def _read_report(line: dict[str, Any], shapes: dict[str, tuple[int, ...]], about: dict[str, About]) -> Report:
-    columns = [map(int if field.type == "int" else float, line[field.name]) for field in fields(Record)[2:]]
+    columns = [map(int if field.type == "int" else float, line[field.name]) for field in COLUMNS]
     rows = zip(shapes.items(), *columns, strict=True)
     records = tuple(Record(name, shape, *metrics) for (name, shape), *metrics in rows)
     loss = line.get("loss")

@@ -34,7 +34,7 @@ class ReportCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin; the module's optimizers are there by now."""
-        self._close()
+        self.on_train_end(trainer, pl_module)
         if not 0 <= self.optimizer < len(trainer.optimizers):
             raise ValueError(
                 f"optimizer={self.optimizer} must be below {len(trainer.optimizers)}, the optimizers' number"
@@ -49,14 +49,11 @@ class ReportCallback(Callback):
             self._watch.add_loss(outputs["loss"])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The last report."""
-        self._close()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The last report: now it is wanted."""
-        self._close()
-
-    def _close(self) -> None:
+        """Take the last report."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Take the last report: now it is wanted."""
+        self.on_train_end(trainer, pl_module)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
 from adafactor.core.record import Record
-from adafactor.diagnostics.report import Report, Sink
+from adafactor.diagnostics.report import Report, Sink, known_values
 
 METRICS = ("rms_update", "clip_rate", "relative_change")  # unless others are asked for
 ALL_METRICS = ("rms_update", "clip_rate", "step_size", "rms_parameter", "relative_change", "beta2", "skipped")
@@ -25,12 +24,10 @@ def figures(records: Iterable[Record], which: Iterable[str] = METRICS) -> dict[s
     """
     records, values = list(records), {}
     for metric in _check(which):
-        known = {record.name: float(getattr(record, metric)) for record in records}
-        known = {name: value for name, value in known.items() if not math.isnan(value)}
-        if known:
+        if known := known_values(records, metric):
             values[f"adafactor/{metric}_median"] = median(known.values())
             values[f"adafactor/{metric}_max"] = max(known.values())
-        values.update({f"{metric}/{name}": value for name, value in known.items()})
+            values.update({f"{metric}/{name}": value for name, value in known.items()})
     return values
 
 

@@ -73,8 +73,8 @@ class FullMoment:
     r"""Averages the unfactored second moment of chosen parameters while the optimizer goes on with its factors.
 
     It costs eight bytes an element of these parameters and a pass over them a step (and, where they are sharded, a
-    gathered gradient on every rank): for a look of some steps, not for good. It changes nothing in the optimizer. The
-    more steps, the less is noise.
+    gathered gradient on every rank), so use it for some steps and not for a whole run. It changes nothing in the
+    optimizer. More steps give less noise.
 
     Args:
         optimizer: an `Adafactor`, also as Accelerate or Lightning wrap it.
@@ -108,7 +108,7 @@ class FullMoment:
         return sorted(fits, key=lambda fit: -fit.divergence)
 
     def close(self) -> None:
-        """Look no longer. What was seen stays for `compare`."""
+        """Stop observing; `compare` still has what was observed."""
         self._hook.remove()
 
     def __enter__(self) -> FullMoment:

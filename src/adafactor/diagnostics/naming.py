@@ -14,11 +14,6 @@ def pattern(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def numbers(name: str) -> tuple[int, ...]:
-    """`h.3.attn.weight` → (3,): what `pattern` leaves out."""
-    return tuple(int(part) for part in name.split(".") if part.isdigit())
-
-
 def grouped(parameters: Iterable[Named]) -> dict[str, list[str]]:
     """Return names under a label for each kind of layer, in the order of the first of each.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -149,6 +150,12 @@ def check_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
         if not callable(sink):
             raise TypeError(f"the sink {sink!r} must be a function of a report, not {type(sink).__name__}")
     return sinks
+
+
+def known_values(records: Iterable[Record], metric: str) -> dict[str, float]:
+    """Return a metric of every parameter that has it, by name."""
+    values = {record.name: float(getattr(record, metric)) for record in records}
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def unwrap(optimizer: Any) -> Adafactor:

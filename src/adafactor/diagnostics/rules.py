@@ -1,24 +1,16 @@
-"""What the metrics say in words: one small rule for each fault, of one parameter through all reports.
-
-A rule returns a `Hit` if a parameter has the fault; `diagnose` puts the hits with the same advice into one `Finding`.
-"""
+"""What the metrics say in words: one small rule for each fault, of one parameter through all reports."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from statistics import fmean, median
-from textwrap import fill
+from statistics import median
 
 import torch
 
 from adafactor.core.factoring import find_factoring
-from adafactor.core.record import Record
-from adafactor.core.settings import Settings
-from adafactor.diagnostics.naming import shortened
-from adafactor.diagnostics.report import About, Report
+from adafactor.diagnostics.series import LARGE, Parameter
 
 # Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8. The largest
 # is 4.4, but clipped. With the paper's unstable setting four of five tensors jump above 4, and stay at 0.01–0.2 else.
@@ -26,7 +18,6 @@ JUMP = 4.0  # RMS(U) of a single step that is no chance
 HIGH = 2.0  # RMS(U) that is too high if it is so often
 OFTEN = 1 / 4  # of the reports; without clipping three of them are enough
 LOW = 0.25  # RMS(U) that is too low if it is so mostly
-LARGE = 64  # elements; RMS(U) of a smaller tensor is the mean of too few to say much (§5: "a large weight matrix")
 ALWAYS = 0.99  # of the steps
 ENOUGH = 200  # steps, to say "always"
 # The limits of a step too large or too small are from the runs of studies/diagnoses.py and of that GPT, at lr from 3e-4
@@ -41,139 +32,6 @@ UNIT_ROUNDOFFS = 1 / 8  # of eps: with a smaller relative change, most elements 
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that the metrics show; `str()` of it is to be read.
-
-    Attributes:
-        kind: `"out of date"`, `"lost to rounding"` and so on, for programs.
-        severity: `"warning"`: it costs quality; `"note"`: it may be meant.
-        what: what is wrong, in a sentence.
-        parameters: the names of all that it is true of.
-        where: the same in short.
-        figure: the numbers that show it, of the worst of them.
-        certainty: `"certain"`: counted or proved; `"likely"`; `"possible"`: of few reports, or seen now and then.
-        change: what to do about it.
-    """
-
-    kind: str
-    severity: str
-    what: str
-    parameters: tuple[str, ...]
-    where: str
-    figure: str
-    certainty: str
-    change: str
-
-    def __str__(self) -> str:
-        """Write four short paragraphs."""
-        lines = [f"{self.severity}: {self.what}", f"where: {self.where}"]
-        lines += [f"figure: {self.figure} ({self.certainty})", f"change: {self.change}"]
-        return "\n  ".join(fill(line, 110, subsequent_indent="    ", break_long_words=False) for line in lines)
-
-
-def diagnose(source: object, losses: Iterable[float] | None = None) -> list[Finding]:
-    """Say in words what the reports show; an empty list is no promise that all is well.
-
-    Args:
-        source: the optimizer (of which a report is taken, so that clip rates start anew), a `History` or any other
-            series of `Report`, one `Report`, or what `optimizer.report()` gave, once or several times. One report says
-            less than several; plain records, which do not know dtypes and settings, less than a `Report`.
-        losses: one a step, or now and then, in order; without them, those that `Watch.add_loss` gave to the reports.
-    """
-    reports = _reports(source)
-    parameters = _parameters(reports)
-    losses = [report.loss for report in reports if report.loss is not None] if losses is None else losses
-    findings = []
-    if hit := loss_grows([float(loss) for loss in losses]):
-        findings.append(_finding("loss grows", [("", hit)], []))
-    for kind, rule in RULES.items():
-        groups: dict[tuple[str, str, str], list[tuple[str, Hit]]] = {}  # for which the same is to be done
-        for p in parameters:
-            if hit := rule(p, parameters):
-                groups.setdefault((hit.severity, hit.what, hit.change), []).append((p.name, hit))
-        findings += [_finding(kind, hits, parameters) for hits in groups.values()]
-    return sorted(findings, key=lambda finding: finding.severity != "warning")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter through all reports."""
-
-    name: str
-    shape: tuple[int, ...]
-    steps: tuple[int, ...]  # t of each record
-    records: tuple[Record, ...]
-    about: About | None
-
-    @cached_property
-    def stepped(self) -> list[Record]:
-        """The records of a time in which it was stepped: the others repeat old metrics, which a single one may."""
-        single = len(self.records) == 1
-        return [r for r in self.records if r.steps or (single and not math.isnan(r.rms_update))]
-
-    @cached_property
-    def latest(self) -> list[Record]:
-        """The last quarter of these, at least two: all of them have a fault that began in the middle of a run."""
-        return self.stepped[-max(2, math.ceil(len(self.stepped) / 4)) :]
-
-    @cached_property
-    def taken(self) -> int:
-        """The number of steps in all reports."""
-        return sum(record.steps for record in self.records)
-
-    @cached_property
-    def large_matrix(self) -> bool:
-        """Is it a matrix, or a tensor of more axes, whose metrics are means of enough elements?"""
-        return len(self.shape) > 1 and self.count >= LARGE
-
-    @cached_property
-    def count(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of its group; the defaults if nothing is known of it."""
-        return self.about.settings if self.about else Settings()
-
-    @property
-    def clipped(self) -> bool:
-        """Is clipping known to be on?"""
-        return self.about is not None and self.settings.clip is not None
-
-    @property
-    def averaged(self) -> bool:
-        """Is U made of an average of gradients, so that its RMS is below 1 by right?"""
-        return bool(self.settings.beta1) and self.settings.momentum_of == "gradient"
-
-    @property
-    def factored(self) -> bool:
-        """Is V̂ made of factors? Known only with the settings."""
-        s = self.settings
-        return (
-            self.about is not None
-            and find_factoring(self.shape, s.factored, s.axes, s.min_factored).estimator != "full"
-        )
-
-    @property
-    def scale(self) -> float:
-        """The RMS of a matrix whose outputs are as large as its inputs, for as many inputs as its smaller side has.
-
-        A matrix that starts at zero is measured by this: whatever it does is much of itself.
-        """
-        return math.sqrt(max(self.shape) / self.count)
-
-    def values(self, metric: str) -> list[float]:
-        """Return a metric of every report in which it was stepped."""
-        return [getattr(record, metric) for record in self.stepped]
-
-    def middle(self, metric: str) -> float:
-        """Return the median of a metric over the reports; NaN without any."""
-        values = self.values(metric)
-        return median(values) if values and not any(map(math.isnan, values)) else math.nan
-
-
-@dataclass(frozen=True)
 class Hit:
     """What a rule says of one parameter."""
 
@@ -185,10 +43,7 @@ class Hit:
     weight: float = 0.0  # how bad it is, to name the worst
 
 
-Rule = Callable[[Parameter, list[Parameter]], Hit | None]
-
-
-def not_finite(p: Parameter, everyone: list[Parameter]) -> Hit | None:
+def not_finite(p: Parameter) -> Hit | None:
     """Steps were left out, or taken with numbers that are none."""
     if any(not math.isfinite(value) for value in p.values("rms_update")):
         what = "RMS(U) is not a finite number, and this update was applied: the parameter is lost."
@@ -198,7 +53,7 @@ def not_finite(p: Parameter, everyone: list[Parameter]) -> Hit | None:
     if not skipped:
         return None
     what = "Gradients were NaN, infinite or too large to square; these parameters were not stepped then."
-    if all(other.records[-1].skipped for other in everyone if other.taken or other.records[-1].skipped):
+    if all(other.records[-1].skipped for other in p.everyone if other.taken or other.records[-1].skipped):
         change = "It is every parameter, so the loss itself is not finite: look at the batches and the loss, lower lr "
         change += "or warm it up, and use a GradScaler in float16."
     else:
@@ -209,9 +64,9 @@ def not_finite(p: Parameter, everyone: list[Parameter]) -> Hit | None:
     return Hit(what, figure, change + ' on_nonfinite="raise" stops at the first.', weight=skipped)
 
 
-def unused(p: Parameter, everyone: list[Parameter]) -> Hit | None:
+def unused(p: Parameter) -> Hit | None:
     """Others step, this one never gets a gradient."""
-    most = max(other.taken for other in everyone)
+    most = max(other.taken for other in p.everyone)
     if p.taken or p.records[-1].skipped or not most or p.about is None or not p.about.trainable:
         return None
     what = "No gradient arrives: these parameters are not part of the loss."
@@ -219,7 +74,7 @@ def unused(p: Parameter, everyone: list[Parameter]) -> Hit | None:
     return Hit(what, f"0 steps, where others took {most}", change)
 
 
-def zero_gradient(p: Parameter, _: list[Parameter]) -> Hit | None:
+def zero_gradient(p: Parameter) -> Hit | None:
     """U is exactly zero."""
     if not p.stepped or any(record.rms_update for record in p.latest):
         return None
@@ -228,18 +83,18 @@ def zero_gradient(p: Parameter, _: list[Parameter]) -> Hit | None:
         "Look for what cuts the gradient: a multiplication by zero, dead ReLUs, a mask that hides everything, or "
         "float16 gradients that underflow without a GradScaler."
     )
-    return Hit(what, f"RMS(U) 0 {_in(p, len(p.latest))}", change, certainty=_certainty(p, len(p.stepped)))
+    return Hit(what, f"RMS(U) 0 {p.seen(len(p.latest))}", change, certainty=p.certainty(len(p.stepped)))
 
 
-def no_step_size(p: Parameter, _: list[Parameter]) -> Hit | None:
+def no_step_size(p: Parameter) -> Hit | None:
     """The step size is zero, and not only for the first step of a warm-up."""
     if len(p.stepped) < 2 or any(record.step_size for record in p.latest):
         return None
     change = "Look at the group's lr and at the scheduler: has it come to its end?"
-    return Hit("The step size is zero: nothing moves.", f"step size 0 {_in(p, len(p.latest))}", change)
+    return Hit("The step size is zero: nothing moves.", f"step size 0 {p.seen(len(p.latest))}", change)
 
 
-def lost_to_rounding(p: Parameter, _: list[Parameter]) -> Hit | None:
+def lost_to_rounding(p: Parameter) -> Hit | None:
     """The change is below the resolution of the parameter's dtype."""
     if p.about is None or p.about.dtype not in ("bfloat16", "float16") or p.settings.rounding != "nearest":
         return None
@@ -252,12 +107,12 @@ def lost_to_rounding(p: Parameter, _: list[Parameter]) -> Hit | None:
         'rounding="stochastic" (no more memory) or rounding="kahan" (2 bytes a parameter more); or keep these '
         "parameters in float32; or a larger lr, if that is right otherwise."
     )
-    return Hit(what, figure, change, certainty=_certainty(p, len(p.stepped)), weight=-moved)
+    return Hit(what, figure, change, certainty=p.certainty(len(p.stepped)), weight=-moved)
 
 
-def out_of_date(p: Parameter, everyone: list[Parameter]) -> Hit | None:
+def out_of_date(p: Parameter) -> Hit | None:
     """RMS(U) is far above 1, and the age of V̂ can explain it (§5)."""
-    if p.count < LARGE or poor_fit(p, everyone):
+    if p.count < LARGE or poor_fit(p):
         return None
     values = p.values("rms_update")
     high, jumps = (sum(value > limit for value in values) for limit in (HIGH, JUMP))
@@ -266,14 +121,15 @@ def out_of_date(p: Parameter, everyone: list[Parameter]) -> Hit | None:
     if not (jumps and not p.clipped) and (high < often or high == 0 or (high == 1 and len(values) > 1)):
         return None
     what = "RMS(U) is far above 1: the second moment is out of date, and updates are larger than meant."
-    figure = f"RMS(U) at most {max(values):.3g}, {median(values):.2g} in the median, above {HIGH:g} {_in(p, high)}"
+    figure = f"RMS(U) at most {max(values):.3g}, {median(values):.2g} in the median, above {HIGH:g} {p.seen(high)}"
     severity, certainty = "note" if p.clipped else "warning", "likely" if high >= 3 else "possible"
     return Hit(what, figure, _fresher(p), severity, certainty, max(values))
 
 
-def poor_fit(p: Parameter, _: list[Parameter]) -> Hit | None:
+def poor_fit(p: Parameter) -> Hit | None:
     """RMS(U) is so far above 1 that no age of V̂ explains it: then the factors do not fit."""
-    if not p.factored or p.averaged:
+    s = p.settings
+    if p.about is None or p.averaged or find_factoring(p.shape, s.factored, s.axes, s.min_factored).estimator == "full":
         return None
     # the largest RMS(U) of an unfactored V̂: G² ≤ V̂/(1 − β̂₂ₜ), whatever came before
     bounds = [((1 - r.beta2) ** -0.5, r.rms_update) for r in p.stepped if r.beta2 < 1]
@@ -282,7 +138,7 @@ def poor_fit(p: Parameter, _: list[Parameter]) -> Hit | None:
         return None
     _, bound, value = max(beyond)
     what = "The factors do not fit: no whole second moment, however old, could give an RMS(U) that large."
-    figure = f"RMS(U) {value:.3g}, more than 1/sqrt(1 - beta2) = {bound:.3g}; likewise {_in(p, len(beyond))}"
+    figure = f"RMS(U) {value:.3g}, more than 1/sqrt(1 - beta2) = {bound:.3g}; likewise {p.seen(len(beyond))}"
     change = (
         "Measure it with diagnostics.FullMoment. Other `axes` for a tensor of more than two, or factored=False in a "
         "group of their own (n * m numbers instead of n + m)."
@@ -290,19 +146,19 @@ def poor_fit(p: Parameter, _: list[Parameter]) -> Hit | None:
     return Hit(what, figure, change, "note" if p.clipped else "warning", weight=value)
 
 
-def too_small(p: Parameter, _: list[Parameter]) -> Hit | None:
+def too_small(p: Parameter) -> Hit | None:
     """RMS(U) is far below 1: V̂ remembers gradients that are gone."""
     values = p.values("rms_update")
     low = sum(0 < value < LOW for value in values)
     if p.averaged or p.count < LARGE or not low or low < len(values) / 2:
         return None
     what = "RMS(U) is far below 1: the second moment remembers larger gradients, and updates are smaller than meant."
-    figure = f"RMS(U) {median(values):.2g} in the median, below {LOW:g} {_in(p, low)}"
+    figure = f"RMS(U) {median(values):.2g} in the median, below {LOW:g} {p.seen(low)}"
     change = f"Nothing, if training has come to its end. After a jump of the gradient: {_faster_decay(p)}."
-    return Hit(what, figure, change, "note", _certainty(p, low), -median(values))
+    return Hit(what, figure, change, "note", p.certainty(low), -median(values))
 
 
-def overwritten(p: Parameter, _: list[Parameter]) -> Hit | None:
+def overwritten(p: Parameter) -> Hit | None:
     """A step replaces a good part of a matrix, of the size that it had before such steps made it large.
 
     The step is αₜ, that of an update of RMS 1: after a few of these gradients may vanish, and the real steps with them.
@@ -315,16 +171,16 @@ def overwritten(p: Parameter, _: list[Parameter]) -> Hit | None:
     if not large:
         return None
     what = "A step changes much of the parameter: what it has learnt is overwritten within a few steps."
-    figure = f"a step changes {max(moves):.0%} of the parameter, more than {OVERWRITTEN:.0%} {_in(p, large)}"
+    figure = f"a step changes {max(moves):.0%} of the parameter, more than {OVERWRITTEN:.0%} {p.seen(large)}"
     change = (
         "Lower lr: with relative steps it is the share of the parameter that a step changes, 1e-2 by default."
         if p.settings.relative
         else "Lower lr, by ten for a start, or use relative=True, whose steps are at most 1e-2 of the parameter."
     )
-    return Hit(what, figure, change, certainty=_certainty(p, large), weight=max(moves))
+    return Hit(what, figure, change, certainty=p.certainty(large), weight=max(moves))
 
 
-def growing(p: Parameter, _: list[Parameter]) -> Hit | None:
+def growing(p: Parameter) -> Hit | None:
     """A matrix becomes large: steps that are too long do not cancel out, or nothing bounds the loss."""
     sizes = p.values("rms_parameter")
     if not p.large_matrix or not sizes or not sizes[-1] > max(OUTGROWN * p.scale, GROWN * min(sizes)):
@@ -333,12 +189,12 @@ def growing(p: Parameter, _: list[Parameter]) -> Hit | None:
     what = "The parameter grows, and its outputs with it: steps are too long, or nothing bounds the loss."
     change = "Lower lr, or let it decay; weight_decay for matrices; look whether the loss has the right sign."
     figure = f"RMS(X) {sizes[-1]:.2g}, {ratio:.1f} times its least"
-    return Hit(what, figure, change, certainty=_certainty(p, len(p.stepped)), weight=ratio)
+    return Hit(what, figure, change, certainty=p.certainty(len(p.stepped)), weight=ratio)
 
 
-def hardly_moves(p: Parameter, everyone: list[Parameter]) -> Hit | None:
+def hardly_moves(p: Parameter) -> Hit | None:
     """No step of a matrix is large enough to matter in some thousand steps, and none is about to become so."""
-    matrices = [other for other in everyone if len(other.shape) > 1 and other.stepped]
+    matrices = [other for other in p.everyone if len(other.shape) > 1 and other.stepped]
     if p not in matrices or not all(map(_slow, matrices)):
         return None
     rates = _rates(p)
@@ -355,10 +211,10 @@ def hardly_moves(p: Parameter, everyone: list[Parameter]) -> Hit | None:
         figure = f"a step changes at most {max(p.values('relative_change')):.1g} of the parameter"
         change = "A larger lr, if the loss does not go down."
     what = "Steps are so small that these parameters hardly move."
-    return Hit(what, figure, change, "note", _certainty(p, len(p.stepped)), -max(rates))
+    return Hit(what, figure, change, "note", p.certainty(len(p.stepped)), -max(rates))
 
 
-def always_clipped(p: Parameter, _: list[Parameter]) -> Hit | None:
+def always_clipped(p: Parameter) -> Hit | None:
     """Every update is cut to the same RMS."""
     d = p.settings.clip
     if p.taken < ENOUGH or d is None:
@@ -373,7 +229,7 @@ def always_clipped(p: Parameter, _: list[Parameter]) -> Hit | None:
     return Hit(what, figure, change, "note", weight=p.middle("rms_update"))
 
 
-def on_the_floor(p: Parameter, _: list[Parameter]) -> Hit | None:
+def on_the_floor(p: Parameter) -> Hit | None:
     """The step of a matrix is ε₂·ρₜ and not RMS(X)·ρₜ. Vectors that start at zero are meant to be there for long."""
     size, alpha, eps2 = p.middle("rms_parameter"), p.middle("step_size"), p.settings.eps[1]
     if p.about is None or not p.settings.relative or not p.large_matrix or not (size < eps2 and alpha > 0):
@@ -385,10 +241,10 @@ def on_the_floor(p: Parameter, _: list[Parameter]) -> Hit | None:
         "Nothing, if it is to stay small. To let it grow faster (a LoRA's B, a zero-initialised output): a larger "
         "eps[1], or relative=False with an lr of its own, in a group of its own."
     )
-    return Hit(what, figure, change, "note", _certainty(p, len(p.stepped)), -size)
+    return Hit(what, figure, change, "note", p.certainty(len(p.stepped)), -size)
 
 
-def never_forgets(p: Parameter, _: list[Parameter]) -> Hit | None:
+def never_forgets(p: Parameter) -> Hit | None:
     """A setting under which the first gradients keep their weight for ever (§7.2)."""
     c = p.settings.decay_rate
     if p.about is None or p.settings.beta2 is not None or c <= 1:
@@ -397,34 +253,13 @@ def never_forgets(p: Parameter, _: list[Parameter]) -> Hit | None:
     return Hit(what, f"decay_rate={c:g}", "decay_rate=0.8, the paper's value.", weight=c)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Callable[[Parameter], Hit | None]] = {
     rule.__name__.replace("_", " "): rule
     for rule in (
         *(not_finite, unused, zero_gradient, no_step_size, lost_to_rounding, out_of_date, poor_fit, too_small),
         *(overwritten, growing, hardly_moves, always_clipped, on_the_floor, never_forgets),
     )
 }
-
-
-def loss_grows(losses: Sequence[float]) -> Hit | None:
-    """The loss has come up by more than half of what it had gone down, and by more than it wavers."""
-    if len(losses) < 5:
-        return None
-    if bad := sum(not math.isfinite(loss) for loss in losses):
-        change = "Look at the batches and the loss; lower lr or warm it up."
-        return Hit("The loss is not a finite number.", f"NaN or infinite in {bad} of {len(losses)} losses", change)
-    size = max(2, len(losses) // 10)
-    means = [fmean(losses[i : i + size]) for i in range(len(losses) % size, len(losses), size)]
-    least, last = min(losses[0], *means), means[-1]
-    wavers = median(abs(b - (a + c) / 2) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False))
-    if last - least <= max((losses[0] - least) / 2, 5 * wavers, abs(least) / 50):
-        return None
-    change = (
-        "Other findings say why. Without any, look at the data from there on and at the sign of the loss; else go back "
-        "to a checkpoint from before and lower lr."
-    )
-    figure = f"{losses[0]:.3g} at first, {least:.3g} at its least, {last:.3g} at the end"
-    return Hit("The loss grows.", figure, change)
 
 
 def _rates(p: Parameter) -> list[float]:
@@ -463,61 +298,3 @@ def _fresher(p: Parameter) -> str:
     if p.clipped:
         return f"Clipping holds the update at RMS {p.settings.clip:g}, so this may do. Else: {ways}"
     return f"clip=1.0 (in Table 2 of the paper rows A and C fail without warm-up, H and J with it do not); {ways}"
-
-
-def _in(p: Parameter, reports: int) -> str:
-    total = len(p.stepped)
-    return "at the last step" if total == 1 else f"in {reports} of {total} reports"
-
-
-def _certainty(p: Parameter, reports: int) -> str:
-    return "likely" if len(p.stepped) >= 5 and reports >= min(3, len(p.stepped) / 2) else "possible"
-
-
-def _finding(kind: str, hits: list[tuple[str, Hit]], parameters: list[Parameter]) -> Finding:
-    """Put what a rule says of several parameters into one; without parameters it is about the whole model."""
-    name, worst = max(hits, key=lambda pair: pair[1].weight)
-    names = tuple(name for name, _ in hits) if parameters else ()
-    where = shortened(names, [(p.name, p.shape) for p in parameters]) if names else "the whole model"
-    figure = worst.figure
-    if len(names) > 1:
-        where = f"{len(names)} of {len(parameters)} tensors: {where}"
-        figure += f", the worst of them ({name})"
-    certainty = max((hit.certainty for _, hit in hits), key=("possible", "likely", "certain").index)
-    return Finding(kind, worst.severity, worst.what, names, where, figure, certainty, worst.change)
-
-
-def _reports(source: object) -> list[Report]:
-    if isinstance(source, Report):
-        return [source]
-    if hasattr(source, "param_groups"):
-        return [Report.of(source)]
-    if not isinstance(source, Iterable):
-        raise TypeError(f"source={source!r} must be an optimizer, a History, or reports, not {type(source).__name__}")
-    items = list(source)
-    if items and all(isinstance(item, Record) for item in items):
-        items = [items]
-    return [item if isinstance(item, Report) else Report(0, _records(item)) for item in items]
-
-
-def _records(items: object) -> tuple[Record, ...]:
-    if isinstance(items, Iterable):
-        records = tuple(items)
-        if all(isinstance(record, Record) for record in records):
-            return records
-    raise TypeError(f"a report must be a Report or a list of records, as optimizer.report() gives, not {items!r}")
-
-
-def _parameters(reports: list[Report]) -> list[Parameter]:
-    """Turn the reports round: each parameter with all its records."""
-    series: dict[str, list[tuple[int, Record]]] = {}
-    about: dict[str, About] = {}
-    for report in reports:
-        about.update(report.about)
-        for record in report.records:
-            series.setdefault(record.name, []).append((report.step, record))
-    parameters = []
-    for name, pairs in series.items():
-        steps, records = zip(*pairs, strict=True)
-        parameters.append(Parameter(name, records[-1].shape, steps, records, about.get(name)))
-    return parameters

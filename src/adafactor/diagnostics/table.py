@@ -8,9 +8,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from adafactor.core.record import Record
-from adafactor.diagnostics.naming import common_prefix, grouped, numbers
-from adafactor.diagnostics.report import Report
-from adafactor.diagnostics.rules import diagnose
+from adafactor.diagnostics.findings import diagnose
+from adafactor.diagnostics.naming import common_prefix, grouped
+from adafactor.diagnostics.report import Report, known_values
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,8 +22,8 @@ AROUND = 8  # lines that a table takes besides its rows
 class Live:
     """Shows every report that a `Watch` hands it; `pip install "rich>=14.1"` brings what it needs.
 
-    In a terminal a table that stays in its place; where the output goes to a file, one line a report and the table at
-    the end. What `diagnose` says of the last ten reports stands below the table.
+    In a terminal it is a table that updates in place; in a file it is one line per report, and the table at the end.
+    What `diagnose` says of the last ten reports stands below the table.
 
     Args:
         console: a `rich.console.Console`, to write elsewhere than to the standard output.
@@ -127,18 +127,13 @@ def summary(report: Report) -> str:
     top = max(known, key=lambda record: record.rms_update)
     middle = median(record.rms_update for record in known)
     parts = [f"RMS(U) {_plain(middle)} in the median, {_plain(top.rms_update)} in {top.name}"]
-    if rates := _values(known, "clip_rate"):
-        parts.append(f"clipped {sum(rates) / len(rates):.0%}")
-    if changes := _values(known, "relative_change"):
-        parts.append(f"change {median(changes):.1e} a step")
+    if rates := known_values(known, "clip_rate"):
+        parts.append(f"clipped {sum(rates.values()) / len(rates):.0%}")
+    if changes := known_values(known, "relative_change"):
+        parts.append(f"change {median(changes.values()):.1e} a step")
     if skipped := sum(record.skipped > 0 for record in report.records):
         parts.append(f"{skipped} parameters with skipped steps")
     return f"step {report.step}: {'; '.join(parts)}"
-
-
-def _values(records: list[Record], metric: str) -> list[float]:
-    """Return a metric of each parameter that has it."""
-    return [value for value in (float(getattr(record, metric)) for record in records) if not math.isnan(value)]
 
 
 def _distance(record: Record) -> float:
@@ -150,12 +145,13 @@ def _distance(record: Record) -> float:
 
 def _farthest(records: list[Record]) -> str:
     """Return the numbers of the layer whose RMS(U) is farthest from 1, where there are several layers."""
-    return ".".join(map(str, numbers(max(records, key=_distance).name))) if len(records) > 1 else ""
+    name = max(records, key=_distance).name if len(records) > 1 else ""
+    return ".".join(part for part in name.split(".") if part.isdigit())
 
 
 def _span(records: list[Record], metric: str, form: Callable[[float], str], unit: str = "") -> str:
     """Write `0.81/1.32`, or one number where both would look the same."""
-    values = _values(records, metric)
+    values = known_values(records, metric).values()
     if not values:
         return "-"
     low, high = form(min(values)), form(max(values))

@@ -29,7 +29,7 @@ class ReportCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
     ) -> None:
         """Begin; the `Trainer` has made or wrapped its optimizer by now."""
-        self._close()
+        self.on_train_end(args, state, control)
         if state.is_world_process_zero:
             self._watch = Watch(optimizer, *self.sinks, every=self.every, model=model)
 
@@ -39,10 +39,7 @@ class ReportCallback(TrainerCallback):
             self._watch.add_loss(float(logs["loss"]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The last report."""
-        self._close()
-
-    def _close(self) -> None:
+        """Take the last report."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None

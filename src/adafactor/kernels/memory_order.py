@@ -51,25 +51,20 @@ class MemoryOrder:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths of the scratch vectors."""
-        return scratch_lengths(self.sizes, self.chunks, self.factored)
+        """The lengths of the vectors that a step needs besides the state, its scratch, in doubles.
 
-    @cached_property
+        They are R and C, 1/√R and 1/√C, mean(R) of every slice, and for every chunk sums and energies of its columns
+        and RESULTS.
+        """
+        b, p, s, q, k = self.sizes
+        batch = b * s * k if self.factored else 0
+        row, col = p * batch, q * batch
+        return row, col, row, col, batch, col * self.chunks, col * self.chunks, RESULTS * b * self.chunks
+
+    @property
     def scratch(self) -> int:
-        """The size of the scratch that a step needs, in doubles."""
+        """The size of the scratch, in doubles."""
         return sum(self.lengths)
-
-
-def scratch_lengths(sizes: tuple[int, int, int, int, int], chunks: int, factored: bool) -> tuple[int, ...]:
-    """Compute the lengths of the vectors that a step needs besides the state, in doubles.
-
-    They are R and C, 1/√R and 1/√C, mean(R) of every slice, and for every chunk sums and energies of its columns and
-    RESULTS. This function is compiled, too, so it keeps to numbers and tuples.
-    """
-    b, p, s, q, k = sizes
-    batch = b * s * k if factored else 0
-    row, col = p * batch, q * batch
-    return row, col, row, col, batch, col * chunks, col * chunks, RESULTS * b * chunks
 
 
 def find_memory_order(parameter: Parameter) -> MemoryOrder | str:

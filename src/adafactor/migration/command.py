@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from adafactor.migration import files, trees
-from adafactor.migration.core import DAMAGED, OURS, PEERS, READ_TREE, SIGNS, TARGETS, guess, migrate
-from adafactor.migration.translate import MigrationWarning
+from adafactor.migration.core import NAMES, OURS, PEERS, TARGETS, guess, migrate
+from adafactor.migration.peer import DAMAGED, MigrationWarning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except DAMAGED as wrong:
-        raise ValueError(f"{arguments.source} cannot be converted ({type(wrong).__name__}: {_line(wrong)})") from wrong
-    except ValueError as wrong:
-        raise ValueError(_line(wrong)) from wrong
-
-
-def _line(wrong: Exception) -> str:
-    """The message in one line: it may quote a tensor."""
-    return " ".join(str(wrong).split())
+        raise ValueError(f"{arguments.source} cannot be converted ({type(wrong).__name__}: {wrong})") from wrong
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -82,8 +75,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if keep is None and target.exists() and not arguments.force:
         raise ValueError(f"{target} exists; --force replaces it")
     checkpoint = files.read(source)
-    tree = arguments.peer in READ_TREE or (arguments.peer is None and trees.recognise(checkpoint) is not None)
-    keys = _words(arguments.key) if arguments.key is not None else [] if tree else _find(checkpoint, source)
+    keys: list[str | int] = []
+    if arguments.key is not None:
+        keys = [files.key(word) for word in arguments.key.split(".")]
+    elif (arguments.peer or trees.recognise(checkpoint)) not in trees.FIELDS:  # a tree is the checkpoint itself
+        keys = _find(checkpoint, source)
     state_dict = _get(checkpoint, keys)
     peer = guess(state_dict) if arguments.peer is None else arguments.peer
     params = None if arguments.params is None else _weights(arguments.params)
@@ -97,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
     distributed = files.is_distributed(source) and not target.suffix
     files.write(_put(checkpoint, keys, converted), target, distributed, keep)
     kept = "" if keep is None else f"; what it was is {keep}"
-    groups, name = len(converted["param_groups"]), SIGNS[peer][0] if peer in SIGNS else peer
+    groups, name = len(converted["param_groups"]), NAMES[peer]
     print(f"{target}: {len(converted['state'])} parameters in {groups} groups, from {name}{kept}")
     return 0
 
@@ -110,10 +106,6 @@ def _json(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a JSON object")
     return value
-
-
-def _words(key: str) -> list[str | int]:
-    return [files.key(word) for word in key.split(".")]
 
 
 def _find(checkpoint: Any, path: Path) -> list[str | int]:

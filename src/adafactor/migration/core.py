@@ -1,4 +1,4 @@
-"""`migrate` and `like`: from a peer's groups and state to ours."""
+"""`migrate` and `like`: from a peer's groups and state to ours, and back."""
 
 from __future__ import annotations
 
@@ -8,46 +8,38 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.migration import back, pytorch_optimizer, timm, torch_optim, transformers, trees
+from adafactor.migration import back, fairseq, timm, torch_optim, trees
+from adafactor.migration.peer import DAMAGED, KEYWORDS, Group, Member, MigrationWarning, Peer, our_state_dict
 from adafactor.migration.state import (
     Arguments,
     NamedShapes,
     Shape,
     StateDict,
     check_state_dict,
-    is_half,
     match_shapes,
     names_in,
 )
-from adafactor.migration.translate import KEYWORDS, Group, Member, MigrationWarning, Peer, our_state_dict, treat
 from adafactor.optimizer import Adafactor
 
 PEERS = {
     "torch": torch_optim.ADAFACTOR,
-    "transformers": transformers.TRANSFORMERS,
-    "fairseq": transformers.FAIRSEQ,
+    "transformers": fairseq.TRANSFORMERS,
+    "fairseq": fairseq.FAIRSEQ,
     "timm": timm.TIMM,
     "timm_bv": timm.TIMM_BV,
-    "pytorch_optimizer": pytorch_optimizer.PYTORCH_OPTIMIZER,
+    "pytorch_optimizer": fairseq.PYTORCH_OPTIMIZER,
     "optax": trees.OPTAX,
     "t5x": trees.T5X,
     "adamw": torch_optim.ADAMW,
 }
 OURS = "adafactor"
-# what values of the wrong type or size lead to: a state dict from a file may hold anything anywhere
-DAMAGED = (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
-TARGETS = (OURS, *back.TARGETS)
-READ_TREE = {"optax": trees.read_optax, "t5x": trees.read_t5x}
-# whose state dict it is: what `migrate` calls the source → its name, and keys that its groups have; the first that
-# fits; fairseq's is like transformers'
-SIGNS: dict[str, tuple[str, frozenset[str]]] = {
-    OURS: ("this optimizer", frozenset({"lr_decay", "relative", "factored", "decay_rate"})),
-    "torch": ("torch.optim.Adafactor", frozenset({"beta2_decay", "d"})),
-    "timm": ("timm's Adafactor", frozenset({"eps_scale", "scale_parameter"})),
-    "timm_bv": ("timm's AdafactorBigVision", frozenset({"beta2_cap", "clipping_threshold"})),
-    "pytorch_optimizer": ("pytorch_optimizer's AdaFactor", frozenset({"ams_bound", "scale_parameter"})),
-    "transformers": ("transformers' Adafactor", frozenset({"clip_threshold", "scale_parameter", "beta1"})),
-    "adamw": ("Adam or AdamW", frozenset({"betas", "amsgrad"})),
+TARGETS = (OURS, *(name for name, peer in PEERS.items() if peer.back is not None))
+NAMES = {OURS: "this optimizer", **{name: peer.name for name, peer in PEERS.items()}}
+INTERNAL = ("params", "param_names", "step", "relative_step")  # what groups may hold besides arguments
+# keys of its groups by which an optimizer is known: ours first, and timm's, which have all of transformers', before it
+SIGNS = {
+    OURS: frozenset({"lr_decay", "relative", "factored", "decay_rate"}),
+    **{name: peer.signs for name, peer in reversed(PEERS.items()) if peer.signs},
 }
 
 
@@ -88,26 +80,31 @@ def migrate(
     source = guess(state_dict) if source is None else source
     _check_names(source, target)
     _check_owner(state_dict, source)
-    shapes = _shapes(params)
-    notes: list[str] = []
     converted: StateDict = state_dict
+    shapes: NamedShapes | None = None
+    if params is not None:
+        members = [member for members, _ in _read_params(params) for member in members]
+        shapes = [(member.name if member.is_named else None, member.shape or ()) for member in members]
+    notes: list[str] = []
     if source != OURS:
-        peer, arguments = PEERS[source], dict(arguments or {})
-        _check_arguments(peer, arguments)
+        peer, given = PEERS[source], dict(arguments or {})
+        _check_arguments(peer, given)
         try:
-            if source in READ_TREE:
-                groups = _read_tree(state_dict, source, shapes, arguments, paths or {})
+            if source in trees.FIELDS:
+                args = {**peer.defaults, **given}
+                members = trees.read(state_dict, peer, args, shapes, paths or {})
+                groups = [Group(peer, args, members, saved={}, given=given)]  # a tree has no groups
             else:
-                groups = _read_state_dict(state_dict, peer, shapes, arguments)
-            converted, notes = our_state_dict(groups), [note for group in groups for note in group.translation.notes]
+                groups = _read_state_dict(state_dict, peer, shapes, given)
+            converted, notes = our_state_dict(groups), [note for group in groups for note in group.notes]
         except DAMAGED as wrong:
             raise ValueError(
                 f"the state or the arguments of {peer.name} cannot be converted ({type(wrong).__name__}: {wrong})"
             ) from wrong
         shapes = None  # checked, and our groups may have another order
     if target != OURS:
-        converted, more = back.convert(converted, target, shapes)
-        notes += more
+        converted, differences = back.convert(converted, PEERS[target], shapes)
+        notes += differences
     _warn(notes)
     return converted
 
@@ -132,19 +129,15 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     _check_names(source, OURS)
     peer = PEERS[source]
     _check_arguments(peer, arguments)
-    defaults = peer.translate({**peer.defaults, **arguments}, None).group({})
+    args = {**peer.defaults, **arguments}
+    defaults = Group(peer, args, [], given=args).checked_keywords()
     groups = []
-    for group in _grouped(params):
-        overrides = {key: value for key, value in group.items() if key != "params"}
-        args = {**peer.defaults, **arguments, **overrides}
-        translation = peer.translate(args, None)
-        members = [_new_member(peer, args, number, item) for number, item in enumerate(group["params"])]
-        groups.append(Group(translation, members, {k: v for k, v in overrides.items() if k not in peer.defaults}))
-    ours = [
-        {**keywords, "params": [m.item for m in members]} for group in groups for keywords, members in group.split()
-    ]
+    for members, overrides in _read_params(params):
+        extras = {key: value for key, value in overrides.items() if key not in args}
+        groups.append(Group(peer, {**args, **overrides}, members, given={**args, **overrides}, extras=extras))
+    ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
     optimizer = Adafactor(ours, **{name: defaults[name] for name in KEYWORDS})
-    _warn([note for group in groups for note in group.translation.notes])
+    _warn(note for group in groups for note in group.notes)
     return optimizer
 
 
@@ -153,7 +146,7 @@ def recognise(state_dict: Any) -> str | None:
     groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
     if not isinstance(groups, (list, tuple)) or not groups or not all(isinstance(group, Mapping) for group in groups):
         return None
-    return next((name for name, (_, keys) in SIGNS.items() if all(keys <= group.keys() for group in groups)), None)
+    return next((name for name, keys in SIGNS.items() if all(keys <= group.keys() for group in groups)), None)
 
 
 def guess(state_dict: Any) -> str:
@@ -179,10 +172,9 @@ def _check_owner(state_dict: Any, source: str) -> None:
     owner = recognise(state_dict)
     if owner is None or owner == source or (owner, source) == ("transformers", "fairseq"):
         return
-    name, keys = SIGNS[owner]
-    expected = SIGNS[source][0] if source in SIGNS else PEERS[source].name
+    keys = ", ".join(map(repr, sorted(SIGNS[owner])))
     raise ValueError(
-        f"this is the state of {name} (its groups have {', '.join(map(repr, sorted(keys)))}), not of {expected}: "
+        f"this is the state of {NAMES[owner]} (its groups have {keys}), not of {NAMES[source]}: "
         f"{'there is nothing to convert' if owner == OURS else f'its source is {owner!r}'}"
     )
 
@@ -206,89 +198,55 @@ def _warn(notes: Iterable[str]) -> None:
         warnings.warn(note, MigrationWarning, stacklevel=3)
 
 
-def _grouped(params: Any) -> list[dict[str, Any]]:
-    """Parameters or groups, as for any torch optimizer, as groups with lists."""
+def _read_params(params: Any) -> list[tuple[list[Member], dict[str, Any]]]:
+    """Return the parameters of each group, as any torch optimizer takes them, and what else the group says."""
     if isinstance(params, Tensor):
         raise TypeError("params must be parameters or groups, not one tensor")
     items = list(params.items() if isinstance(params, Mapping) else params)
     groups: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
-    return [{**g, "params": [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])} for g in groups]
+    result = []
+    for group in groups:
+        own = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+        members = [_new_member(number, item) for number, item in enumerate(own)]
+        result.append((members, {key: value for key, value in group.items() if key != "params"}))
+    return result
 
 
-def _shapes(params: Any) -> NamedShapes | None:
-    """The name and shape of every parameter, in order."""
-    if params is None:
-        return None
-    shapes: NamedShapes = []
-    for item in (item for group in _grouped(params) for item in group["params"]):
-        is_named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-        name, value = item if is_named else (None, item)
-        shapes.append((name, tuple(int(n) for n in getattr(value, "shape", value))))
-    return shapes
+def _new_member(number: int, item: Any) -> Member:
+    """Return a parameter that is given as a tensor or a shape, with a name or without."""
+    is_named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+    name, value = item if is_named else (f"parameter {number}", item)
+    return Member(name, item, is_named, tuple(int(n) for n in getattr(value, "shape", value)))
 
 
-def _new_member(peer: Peer, args: Arguments, number: int, item: Any) -> Member:
-    own_name, parameter = item if isinstance(item, tuple) else (None, item)
-    name = own_name or f"parameter {number}"
-    return Member(name, item, bool(own_name), peer.treatment(args, tuple(parameter.shape), name))
-
-
-def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, overrides: Arguments) -> list[Group]:
-    """Every group of a torch optimizer's state dict, its entries read and checked."""
-    their_groups, state = check_state_dict(state_dict)
+def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, given: Arguments) -> list[Group]:
+    """Read every group of a torch optimizer's state dict."""
+    their_groups, entries = check_state_dict(state_dict)
     shape_of = match_shapes(their_groups, shapes)
     groups = []
     for group in their_groups:
-        for name, value in overrides.items():
+        for name, value in given.items():
             if name not in peer.renewable and group.get(name, ...) not in (..., value):
                 raise ValueError(f"{name}={value!r} is given, but the state dict has {group[name]!r}")
-        args = {**peer.defaults, **group, **overrides, "overrides": overrides, "group": group}
+        args = {**peer.defaults, **group, **given}
         members = [
-            _read_member(peer, args, key, name, state.get(key), shape_of.get(key))
+            _read_member(peer, args, group, key, name, entries.get(key), shape_of.get(key))
             for key, name in zip(group["params"], names_in(group), strict=True)
         ]
-        translation = peer.translate(args, max((m.moments.step for m in members if m.moments is not None), default=0))
-        translation.notes += [peer.doubt] if peer.doubt else []
-        if missing := [name for name in peer.unsaved if name not in overrides]:
-            translation.notes.append(
-                f"state dicts of {peer.name} do not hold {', '.join(missing)}: taken as its defaults, pass others in "
-                "arguments"
-            )
-        own = {*peer.defaults, *peer.internal, "params", "param_names"}
-        groups.append(Group(translation, members, {k: v for k, v in group.items() if k not in own}))
+        own = {*peer.defaults, *INTERNAL}
+        extras = {key: value for key, value in group.items() if key not in own}
+        groups.append(Group(peer, args, members, group, given, extras))
     return groups
 
 
 def _read_member(
-    peer: Peer, args: Arguments, key: Any, own_name: str | None, entry: Any, shape: Shape | None
+    peer: Peer, args: Arguments, group: Arguments, key: Any, own_name: str | None, entry: Any, shape: Shape | None
 ) -> Member:
-    name, moments = own_name or f"parameter {key}", None
+    member = Member(own_name or f"parameter {key}", key, bool(own_name), shape)
     if entry:
         if not isinstance(entry, Mapping):
-            raise ValueError(f"the state of {name} is {type(entry).__name__}, not a dict")
-        assert peer.read is not None
-        moments = peer.read(args, entry, name)
-        if shape is not None and moments.shape != shape:
-            raise ValueError(f"{name} has the shape {shape}, its state is of the shape {moments.shape}")
-        shape = moments.check(is_half(entry), name).shape
-    return Member(name, key, bool(own_name), peer.treatment(args, shape, name), moments)
-
-
-def _read_tree(
-    tree: Any, source: str, shapes: NamedShapes | None, arguments: Arguments, paths: Mapping[str, Any]
-) -> list[Group]:
-    """One group of all parameters: a tree has no groups."""
-    peer = PEERS[source]
-    if shapes is None or any(name is None for name, _ in shapes):
-        raise ValueError(f"{peer.name} does not say which shape a state is of: pass params with names")
-    args = {**peer.defaults, **arguments}
-    leaves = [trees.find_leaf(str(name), shape, paths) for name, shape in shapes]
-    if unknown := set(paths) - {leaf.name for leaf in leaves}:
-        raise ValueError(f"paths has {min(unknown)!r}, which is none of the parameters")
-    states = READ_TREE[source](tree, args, leaves)
-    translation = peer.translate(args, states[0].step if states else 0)
-    members = [
-        Member(leaf.name, number, bool(leaf.name), treat(moments.shape, moments.axes, leaf.name), moments)
-        for number, (leaf, moments) in enumerate(zip(leaves, states, strict=True))
-    ]
-    return [Group(translation, members)]
+            raise ValueError(f"the state of {member.name} is {type(entry).__name__}, not a dict")
+        moments = peer.read(args, entry, shape, group.get("step"), member.name)
+        member.moments = peer.correct(moments, {**peer.defaults, **group})
+        member.shape = moments.shape
+    return member

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adafactor.migration.trees import flatten
+
 NOTHING_ELSE = (
     "is not a whole checkpoint of tensors, dicts, lists and numbers, and nothing else is read from a checkpoint"
 )
 
 
 def locate(path: Path) -> Path:
-    """The checkpoint itself, or the one that holds the optimizer in a folder of Trainer, Accelerate or Lightning."""
+    """Return the checkpoint itself, or the one with the optimizer in a folder of Trainer, Accelerate or Lightning."""
     if not path.is_dir() or is_distributed(path):
         return path
     checkpoints = [file for kind in ("optimizer*.pt", "optimizer*.bin", "*.ckpt") for file in sorted(path.glob(kind))]
@@ -38,19 +40,19 @@ def locate(path: Path) -> Path:
 
 
 def is_distributed(path: Path) -> bool:
-    """Is it a folder of torch.distributed.checkpoint?"""
+    """Return whether it is a folder of torch.distributed.checkpoint."""
     return (path / ".metadata").is_file()
 
 
 def read(path: Path) -> Any:
-    """What a checkpoint holds: `.safetensors` as a tree, everything else by torch's loader of tensors alone."""
+    """Return what a checkpoint holds: `.safetensors` as a tree, all else by torch's loader of tensors alone."""
     if not path.is_file() and not is_distributed(path):
         raise ValueError(f"{path} is not a file")
-    suffix = path.suffix == ".safetensors"
+    is_safetensors = path.suffix == ".safetensors"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about the form of a file that is refused if it cannot be read
-            if suffix:
+            if is_safetensors:
                 return _read_safetensors(path)
             if is_distributed(path):
                 return _read_distributed(path)
@@ -58,7 +60,7 @@ def read(path: Path) -> Any:
     except (ImportError, PermissionError):
         raise
     except Exception as wrong:  # a parser can fail in any way on bytes that anybody has written
-        what = "is not a whole safetensors file" if suffix else NOTHING_ELSE
+        what = "is not a whole safetensors file" if is_safetensors else NOTHING_ELSE
         raise ValueError(f"{path} {what} ({_reason(wrong)})") from wrong
 
 
@@ -103,7 +105,7 @@ def _keep(path: Path, keep: Path, new: Path) -> None:
 
 
 def _reason(wrong: Exception) -> str:
-    """The kind of error and its first line, without torch's advice how to load a file nevertheless."""
+    """Return the kind of error and its first line, without torch's advice how to load a file nevertheless."""
     match = re.search(r"WeightsUnpickler error: (.*?)(?:\. Please|\n|$)", str(wrong))
     return f"{type(wrong).__name__}: {(match[1] if match else str(wrong).strip().partition(chr(10))[0])[:200]}"
 
@@ -117,32 +119,36 @@ def _sync(path: Path) -> None:
 
 
 def key(word: str) -> str | int:
-    """A number where the word is one."""
+    """Return a number where the word is one."""
     return int(word) if word.isascii() and word.isdigit() else word
 
 
-def _read_safetensors(path: Path) -> dict[str | int, Any]:
+def _nested(flat: Mapping[tuple[str | int, ...], Any]) -> Any:
+    """Return dicts and lists again from paths, in which numbers are places in a list and words keys of a dict."""
+    if () in flat:
+        (leaf,) = flat.values()
+        return leaf
+    inner: dict[str | int, dict[tuple[str | int, ...], Any]] = {}
+    for (first, *rest), value in flat.items():
+        inner.setdefault(first, {})[tuple(rest)] = value
+    if all(isinstance(first, int) for first in inner):
+        return [_nested(inner[first]) for first in sorted(inner)]
+    return {key(str(first)): _nested(rest) for first, rest in inner.items()}
+
+
+def _read_safetensors(path: Path) -> Any:
     """Names are paths ("state/0/row"); `param_groups`, which are no tensors, are JSON in the metadata."""
-    tree: dict[str | int, Any] = {}
     with _safetensors().safe_open(str(path), framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118
-            *folders, last = name.split("/")
-            node = tree
-            for folder in folders:
-                node = node.setdefault(key(folder), {})
-            node[key(last)] = file.get_tensor(name)
+        tree = _nested({tuple(name.split("/")): file.get_tensor(name) for name in file.keys()}) or {}  # noqa: SIM118
         groups = (file.metadata() or {}).get("param_groups")
-    if groups is not None:
-        tree["param_groups"] = json.loads(groups)
-        tree.setdefault("state", {})
-    return tree
+    return tree if groups is None else {"state": {}, **tree, "param_groups": json.loads(groups)}
 
 
 def _write_safetensors(value: Any, path: Path) -> None:
     _safetensors()
     from safetensors.torch import save_file
 
-    tensors = {name: _contiguous(leaf, name) for name, leaf in _leaves({"state": value["state"]})}
+    tensors = {name: _contiguous(leaf, name) for name, leaf in flatten({"state": value["state"]})}
     save_file(tensors, str(path), metadata={"param_groups": json.dumps(value["param_groups"])})
 
 
@@ -152,15 +158,6 @@ def _safetensors() -> Any:
     except ImportError as missing:
         raise ImportError("files that end in .safetensors need the package safetensors") from missing
     return safetensors
-
-
-def _leaves(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        inner = f"{path}/{name}" if path else str(name)
-        if isinstance(value, Mapping):
-            yield from _leaves(value, inner)
-        else:
-            yield inner, value
 
 
 def _contiguous(value: Any, path: str) -> Tensor:
@@ -231,18 +228,6 @@ def _read_distributed(path: Path) -> Any:
         raise next(iter(wrong.failures.values()))[0] from wrong
     paths = metadata.planner_data or {}
     return _nested({tuple(paths.get(name, (name,))): value for name, value in {**flat, **others}.items()})
-
-
-def _nested(flat: Mapping[tuple[Any, ...], Any]) -> Any:
-    """Dicts and lists again from paths, in which numbers are places in a list and words keys of a dict."""
-    if () in flat:
-        return flat[()]
-    inner: dict[Any, dict[tuple[Any, ...], Any]] = {}
-    for (first, *rest), value in flat.items():
-        inner.setdefault(first, {})[tuple(rest)] = value
-    if all(isinstance(first, int) for first in inner):
-        return [_nested(inner[first]) for first in sorted(inner)]
-    return {key(first): _nested(rest) for first, rest in inner.items()}
 
 
 def _write_distributed(value: Any, path: Path) -> None:

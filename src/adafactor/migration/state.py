@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.core.factoring import STEP_DTYPE, Factored, find_factoring
+from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
 
 Shape = tuple[int, ...]
-Axes = tuple[int, int]
+Axes = tuple[int, int]  # of rows and of columns
 Arguments = Mapping[str, Any]
 Entry = Mapping[str, Any]  # the state of one parameter
 StateDict = dict[str, Any]
@@ -51,7 +52,7 @@ class Moments:
         """Return V; of factors, one of the two axes has length 1, and the mean over it is V itself."""
         if self.full is not None:
             return self.full
-        axis = next(axis for axis in sorted(self.means, reverse=True) if self.shape[axis] == 1)
+        axis = min(self.means, key=lambda axis: (self.shape[axis], -axis))
         return self.means[axis].unsqueeze(axis)
 
     def permute(self, order: tuple[int, ...]) -> Moments:
@@ -63,7 +64,7 @@ class Moments:
         full, momentum = (None if t is None else t.permute(order) for t in (self.full, self.momentum))
         return Moments(tuple(self.shape[a] for a in order), self.step, full, means, momentum)
 
-    def check(self, half: bool, name: str) -> Moments:
+    def check(self, half: bool, name: str) -> None:
         """Refuse what cannot be the statistics of one gradient: both factors have the same mean, whatever the peer."""
         if self.momentum is not None and tuple(self.momentum.shape) != self.shape:
             raise ValueError(f"{name} of shape {self.shape} has a momentum of shape {tuple(self.momentum.shape)}")
@@ -74,36 +75,86 @@ class Moments:
                     f"the row and column statistics of {name} have the means {means[0]:.3g} and {means[1]:.3g}, which "
                     "are equal in every Adafactor: the state is damaged or of another optimizer"
                 )
-        return self
 
 
-# the shape of a parameter, the two axes that are factored, and the means in the shape without one of them, from an
-# entry's row and column statistics
-Locate = Callable[[Arguments, Tensor, Tensor, str], tuple[Shape, Axes, Tensor, Tensor]]
+@dataclass(frozen=True)
+class Format:
+    """How an optimizer's state holds the moments of a parameter."""
+
+    full: str
+    row: str
+    col: str
+    momentum: str
+    keeps_axes: bool = False  # the axis of a mean stays, with length 1
+    count: Callable[[int], dict[str, Any]] = lambda step: {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
+
+    def read(
+        self, entry: Entry, axes_of: Callable[[Shape], Axes | None], shape: Shape | None, step: Any, name: str
+    ) -> Moments:
+        """Read the moments of a parameter whose optimizer factors each shape over known axes.
+
+        Its own shape follows from that, and must be the one that is given, if any; the step is for an entry without.
+        """
+        steps = count_steps(entry.get("step", step), f"'step' of {name}")
+        momentum = _read_tensor(entry, self.momentum, name) if self.momentum in entry else None
+        if self.row in entry or self.col in entry:
+            row, col = _read_tensor(entry, self.row, name), _read_tensor(entry, self.col, name)
+            found, means = self._locate(row, col, axes_of, shape, name)
+            moments = Moments(found, steps, means=means, momentum=momentum)
+        elif self.full in entry:
+            full = _read_tensor(entry, self.full, name)
+            moments = Moments(tuple(full.shape), steps, full, momentum=momentum)
+        else:
+            raise ValueError(f"the state of {name} has neither {self.row!r} nor {self.full!r}; it has {_list(entry)}")
+        if shape is not None and moments.shape != shape:
+            raise ValueError(f"{name} has the shape {shape}, its state is of the shape {moments.shape}")
+        # averages of second moments in half precision drift
+        dtypes = {value.dtype for key, value in entry.items() if isinstance(value, Tensor) and key != self.momentum}
+        moments.check(not dtypes.isdisjoint(HALF), name)
+        return moments
+
+    def write(self, moments: Moments, axes: Axes | None) -> dict[str, Any]:
+        """Return the entry of a parameter that is factored over these axes: copies, since the source may go on."""
+        if axes is None:
+            state = {self.full: moments.unfactored()}
+        else:
+            state = {self.row: moments.mean(axes[1]), self.col: moments.mean(axes[0])}
+            if self.keeps_axes:
+                state = {key: t.unsqueeze(axis) for (key, t), axis in zip(state.items(), axes[::-1], strict=True)}
+        if moments.momentum is not None:
+            state[self.momentum] = moments.momentum
+        copies = {key: t.to(torch.promote_types(t.dtype, torch.float32)).clone() for key, t in state.items()}
+        return self.count(moments.step) | copies
+
+    def _locate(
+        self, row: Tensor, col: Tensor, axes_of: Callable[[Shape], Axes | None], given: Shape | None, name: str
+    ) -> tuple[Shape, dict[int, Tensor]]:
+        """Find the shape, and the two axes, for which the optimizer would keep statistics of these shapes."""
+        fitting: list[tuple[Shape, dict[int, Tensor]]] = []
+        dims = row.dim() + (not self.keeps_axes) if row.dim() == col.dim() else 0
+        for row_axis, col_axis in itertools.permutations(range(dims), 2):
+            r, c = row, col
+            if self.keeps_axes:
+                if not row.shape[col_axis] == col.shape[row_axis] == 1:
+                    continue
+                r, c = row.squeeze(col_axis), col.squeeze(row_axis)
+            length = c.shape[col_axis - (col_axis > row_axis)]
+            shape = (*r.shape[:col_axis], length, *r.shape[col_axis:])
+            if tuple(c.shape) == drop(shape, row_axis) and axes_of(shape) == (row_axis, col_axis):
+                fitting.append((shape, {col_axis: r, row_axis: c}))
+        fitting = [one for one in fitting if one[0] == given] or fitting
+        if len(fitting) != 1:
+            raise ValueError(
+                f"{self.row!r} and {self.col!r} of {name} are {tuple(row.shape)} and {tuple(col.shape)}, not the means "
+                f"of rows and of columns of one tensor{'' if given is None else f' of shape {given}'}"
+            )
+        return fitting[0]
 
 
-def read_moments(args: Arguments, entry: Entry, name: str, keys: tuple[str, str, str], locate: Locate) -> Moments:
-    """Read an entry whose second moment has the first of the keys if it is unfactored, else the other two."""
-    step = read_step(args, entry, name)
-    momentum = read_tensor(entry, "exp_avg", name) if "exp_avg" in entry else None
-    statistics = read_statistics(entry, keys, name)
-    if len(statistics) == 1:
-        return Moments(tuple(statistics[0].shape), step, statistics[0], momentum=momentum)
-    shape, axes, row, col = locate(args, statistics[0], statistics[1], name)
-    return Moments(shape, step, means=find_means(shape, axes, row, col, name), momentum=momentum)
+OURS = Format("full", "row", "col", "momentum")
 
 
-def read_statistics(entry: Entry, keys: tuple[str, str, str], name: str) -> list[Tensor]:
-    """Read the second moment of an entry: what is under the first key, or under the second and the third."""
-    full, row, col = keys
-    if row in entry or col in entry:
-        return [read_tensor(entry, row, name), read_tensor(entry, col, name)]
-    if full in entry:
-        return [read_tensor(entry, full, name)]
-    raise ValueError(f"the state of {name} has neither {row!r} nor {full!r}; it has {_list(entry)}")
-
-
-def read_tensor(entry: Entry, key: str, name: str) -> Tensor:
+def _read_tensor(entry: Entry, key: str, name: str) -> Tensor:
     """Read a statistic of an entry, in float32 or float64."""
     if key not in entry:
         raise ValueError(f"the state of {name} has no {key!r}; it has {_list(entry)}")
@@ -122,11 +173,6 @@ def require_elements(value: Tensor, name: str) -> Tensor:
     return value
 
 
-def read_step(args: Arguments, entry: Entry, name: str) -> int:
-    """Read the number of steps taken, which some optimizers count in the group."""
-    return count_steps(entry.get("step", args.get("step")), f"'step' of {name}")
-
-
 def count_steps(value: Any, name: str) -> int:
     """Return a number of steps as an integer."""
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -137,42 +183,10 @@ def count_steps(value: Any, name: str) -> int:
     return int(value)
 
 
-def find_means(shape: Shape, axes: Axes, row: Tensor, col: Tensor, name: str) -> dict[int, Tensor]:
-    """Return the means over the second and over the first of the axes, if they fit the shape and each other."""
-    first, second = (axis % len(shape) for axis in axes)
-    for mean, axis, key in ((row, second, "row"), (col, first, "column")):
-        needed = shape[:axis] + shape[axis + 1 :]
-        if tuple(mean.shape) != needed:
-            raise ValueError(
-                f"{name} of shape {shape} needs {key} statistics of shape {needed}, but has {tuple(mean.shape)}"
-            )
-    return {second: row, first: col}
-
-
-def is_half(entry: Entry) -> bool:
-    """Return whether the entry has second moments in half precision, whose averages drift."""
-    return any(isinstance(v, Tensor) and v.dtype in HALF for key, v in entry.items() if key != "exp_avg")
-
-
 def factored_axes(shape: Shape, factored: str | bool, axes: Axes | None) -> Axes | None:
     """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
     factoring = find_factoring(shape, factored, axes)
     return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
-
-
-def our_state(moments: Moments, keywords: Arguments, step: int, momentum_scale: float, name: str) -> dict[str, Tensor]:
-    """Make our state of a parameter in a group with these keywords."""
-    axes = factored_axes(moments.shape, keywords["factored"], keywords["axes"])
-    state = {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
-    if axes is None:
-        state["full"] = moments.unfactored()
-    else:
-        state |= {"row": moments.mean(axes[1]), "col": moments.mean(axes[0])}
-    if keywords["beta1"]:
-        if moments.momentum is None:
-            raise ValueError(f"the state of {name} has no momentum, but its group has one")
-        state["momentum"] = moments.momentum * momentum_scale
-    return {key: value.to(torch.promote_types(value.dtype, torch.float32)).clone() for key, value in state.items()}
 
 
 def check_state_dict(state_dict: Any) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
-from torch import Tensor
 
-from adafactor.migration.state import Arguments, Axes, Shape, read_moments
-from adafactor.migration.transformers import KEYS
-from adafactor.migration.translate import DECAY_BY_ALPHA, HALF_MOMENTUM, Peer, Translation, clip, number, two_largest
+from adafactor.migration.argument import clipping, momentum, negative, same
+from adafactor.migration.peer import DECAY_BY_ALPHA, HALF_MOMENTUM, Group, Peer, two_largest
+from adafactor.migration.state import Arguments, Axes, Format, Shape
 
 CAUTION_SIZE = "20 steps end 24 % of the distance travelled apart"
 AFTER_MOMENTUM = (
@@ -23,26 +20,20 @@ CORRECTED_DECAY = (
 )
 
 
-def _express(translation: Translation, args: Arguments, step: int | None) -> None:
+def _express(group: Group) -> None:
     """Without lr it takes relative steps, and only then does it scale by the parameter."""
-    relative_step = args["relative_step"] if step is not None and "relative_step" in args else not args["lr"]
+    args = group.args
+    relative_step = args["relative_step"] if "relative_step" in args else not args["lr"]
     if args["warmup_init"] and not relative_step:
-        raise ValueError(f"{translation.peer} takes warmup_init=True only without lr")
-    translation.set_step_size({**args, "relative_step": relative_step}, step)
-    relative = bool(relative_step and args["scale_parameter"])
+        raise ValueError(f"{group.peer.name} takes warmup_init=True only without lr")
+    group.set_step_size(relative_step)
     beta1 = args["beta1"] if "beta1" in args else (args["betas"] or (None,))[0]
+    relative = bool(relative_step and args["scale_parameter"])
+    group.keywords |= {"relative": relative, "beta1": beta1 or 0.0, "eps": (args["eps"], args["eps_scale"])}
     if relative and args["weight_decay"]:
-        translation.note(DECAY_BY_ALPHA)
+        group.note(DECAY_BY_ALPHA)
     if args["caution"] and beta1 is not None:
-        translation.leave_out(f"{translation.peer}'s caution", CAUTION_SIZE)
-    translation.keywords |= {
-        "relative": relative,
-        "decay_rate": -args["decay_rate"],
-        "beta1": beta1 or 0.0,
-        "eps": (args["eps"], args["eps_scale"]),
-        "clip": clip(args["clip_threshold"]),
-        "weight_decay": args["weight_decay"],
-    }
+        group.leave_out("caution", CAUTION_SIZE)
 
 
 def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
@@ -53,102 +44,52 @@ def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
     return (len(shape) - 2, len(shape) - 1) if len(shape) >= 2 and min(shape[-2:]) > least else None
 
 
-def _locate(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
-    """Which two axes are factored follows from the shapes, since the rule picks one for each shape."""
-    if row.dim() < 1 or col.dim() < 1:
-        raise ValueError(f"the row and column statistics of {name} are {tuple(row.shape)} and {tuple(col.shape)}")
-    shape = (row.shape[0], col.shape[0], *row.shape[1:])
-    if _factored(args, shape, name) != (0, 1) or row.shape[1:] != col.shape[1:]:
-        shape = (*row.shape, col.shape[-1])
-    axes = _factored(args, shape, name)
-    if axes is None:
-        raise ValueError(
-            f"{name} has row and column statistics for the shape {shape}, which min_dim_size_to_factor="
-            f"{args['min_dim_size_to_factor']} keeps whole"
-        )
-    return shape, axes, row, col
-
-
-def _express_bv(translation: Translation, args: Arguments, step: int | None) -> None:
+def _express_bv(group: Group) -> None:
     """Big Vision's steps are absolute, and lr is outside the momentum."""
-    lr, dtype = float(number(args["lr"])), args["momentum_dtype"]
-    translation.keywords |= {
-        "lr": lr,
-        "lr_decay": None,
-        "relative": False,
-        "beta1": args["momentum"] or 0.0,
-        "eps": (1e-30 if args["eps"] is None else args["eps"], 1e-3),
-        "clip": clip(args["clipping_threshold"]),
-        "weight_decay": args["weight_decay"],
-    }
+    args, lr, dtype = group.args, group.args["lr"], group.args["momentum_dtype"]
+    group.keywords["eps"] = (1e-30 if args["eps"] is None else args["eps"], 1e-3)
     if args["momentum"]:
-        translation.momentum_scale = lr
-        translation.note(AFTER_MOMENTUM, lr=lr)
+        group.momentum_scale = lr
+        group.note(AFTER_MOMENTUM, lr=lr)
         if dtype not in (torch.float32, "float32"):
-            translation.note(HALF_MOMENTUM, dtype=str(dtype).removeprefix("torch."))
+            group.note(HALF_MOMENTUM, dtype=str(dtype).removeprefix("torch."))
         if args["caution"]:
-            translation.leave_out(f"{translation.peer}'s caution", CAUTION_SIZE)
-    translation.set_capped_beta2(args["decay_rate"], args["beta2_cap"], step)
+            group.leave_out("caution", CAUTION_SIZE)
+    group.set_capped_beta2(args["beta2_cap"])
     if args["weight_decay"] and args["corrected_weight_decay"]:
-        translation.note(CORRECTED_DECAY)
+        group.note(CORRECTED_DECAY)
     if args["unscaled_wd"]:
-        translation.set_raw_decay(args["weight_decay"])
-
-
-def _locate_bv(args: Arguments, row: Tensor, col: Tensor, name: str) -> tuple[Shape, Axes, Tensor, Tensor]:
-    """Both have an axis of length 1 where they were averaged."""
-    shape = tuple(max(n, m) for n, m in zip(row.shape, col.shape, strict=False))
-    axes = two_largest(args, shape, name)
-    if axes is None:
-        raise ValueError(f"{name} has row and column statistics for the shape {shape}, which should be kept whole")
-    return shape, axes, _squeeze(row, axes[1], name), _squeeze(col, axes[0], name)
-
-
-def _squeeze(mean: Tensor, axis: int, name: str) -> Tensor:
-    if mean.dim() <= axis or mean.shape[axis] != 1:
-        raise ValueError(f"the statistics of {name} have the shape {tuple(mean.shape)}, whose axis {axis} should be 1")
-    return mean.squeeze(axis)
+        group.set_raw_decay(args["weight_decay"])
 
 
 TIMM = Peer(
     "timm's Adafactor",
+    {**same(weight_decay=0.0), "clip_threshold": clipping(1.0), "decay_rate": negative(-0.8)},
     {
-        "lr": None,
-        "eps": 1e-30,
-        "eps_scale": 1e-3,
-        "clip_threshold": 1.0,
-        "decay_rate": -0.8,
-        "betas": None,
-        "weight_decay": 0.0,
-        "scale_parameter": True,
-        "warmup_init": False,
-        "min_dim_size_to_factor": 16,
-        "caution": False,
+        **{"lr": None, "scale_parameter": True, "warmup_init": False, "min_dim_size_to_factor": 16},
+        **{"eps": 1e-30, "eps_scale": 1e-3, "betas": None, "caution": False},
     },
     _express,
-    partial(read_moments, keys=KEYS, locate=_locate),
-    _factored,
-    internal=frozenset({"beta1", "relative_step"}),
+    rule=_factored,
+    treatment=None,
+    signs=frozenset({"eps_scale", "scale_parameter"}),
 )
 TIMM_BV = Peer(
     "timm's AdafactorBigVision",
     {
-        "lr": 1.0,
-        "min_dim_size_to_factor": 16,
-        "decay_rate": 0.8,
-        "decay_offset": 0,  # accepted, not used
-        "beta2_cap": 0.999,
-        "momentum": 0.9,
-        "momentum_dtype": torch.bfloat16,
-        "eps": None,
-        "weight_decay": 0.0,
-        "clipping_threshold": None,
-        "unscaled_wd": False,
-        "caution": False,
-        "corrected_weight_decay": False,
-        "foreach": False,
+        **same(lr=1.0, weight_decay=0.0, decay_rate=0.8),
+        "momentum": momentum(0.9),
+        "clipping_threshold": clipping(None),
+    },
+    {
+        **{"min_dim_size_to_factor": 16, "beta2_cap": 0.999, "momentum_dtype": torch.bfloat16, "eps": None},
+        **{"unscaled_wd": False, "corrected_weight_decay": False, "caution": False},
     },
     _express_bv,
-    partial(read_moments, keys=("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c"), locate=_locate_bv),
-    two_largest,
+    ignored=("foreach", "decay_offset"),  # the second is accepted, not used
+    fixed={"lr_decay": None, "relative": False},
+    format=Format("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c", "exp_avg", keeps_axes=True),
+    rule=two_largest,
+    treatment=None,
+    signs=frozenset({"beta2_cap", "clipping_threshold"}),
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adafactor.migration.state import HALF, Arguments, Axes, Moments, Shape, count_steps, find_means, require_elements
-from adafactor.migration.translate import HALF_MOMENTUM, Peer, Translation, clip, two_largest
+from adafactor.migration.argument import Argument, clipping, momentum, same
+from adafactor.migration.peer import HALF_MOMENTUM, Group, Member, Peer, two_largest
+from adafactor.migration.state import Arguments, Axes, Format, NamedShapes, Shape, count_steps, require_elements
 
 SLICES = (
     "T5X clips and scales each slice of a 'batch' axis by its own RMS, ours the whole tensor: 20 steps on slices whose "
@@ -18,53 +18,42 @@ SLICES = (
 )
 
 
-def _express_optax(translation: Translation, args: Arguments, step: int | None) -> None:
-    if args["weight_decay_mask"] is not None:
+def _express_optax(group: Group) -> None:
+    if group.args["weight_decay_mask"] is not None:
         raise ValueError("weight_decay_mask has no counterpart: make a group of the parameters that it masks")
-    _express(translation, args, "decay_offset")
-    translation.keywords |= {"beta1": args["momentum"] or 0.0, "eps": (args["eps"], 1e-3)}
-    translation.set_raw_decay(args["weight_decay_rate"])
+    _express(group, "decay_offset")
+    group.keywords["eps"] = (group.args["eps"], 1e-3)
+    group.set_raw_decay(group.args["weight_decay_rate"])
 
 
-def _express_t5x(translation: Translation, args: Arguments, step: int | None) -> None:
+def _express_t5x(group: Group) -> None:
+    args = group.args
     if args["learning_rate"] is None:
         raise ValueError("T5X's Adafactor takes no step without a learning_rate: pass it in the arguments")
     if args["logical_factor_rules"] is not None:
         raise ValueError("logical_factor_rules name axes of the model: pass the rule of each path in factor_map")
     if not isinstance(args["multiply_by_parameter_scale"], bool):
         raise ValueError("multiply_by_parameter_scale must be True or False: make a group of each kind of parameter")
-    _express(translation, args, "step_offset")
-    translation.keywords |= {"beta1": args["beta1"] or 0.0, "eps": (args["epsilon1"], args["epsilon2"])}
+    _express(group, "step_offset")
+    group.keywords["eps"] = (args["epsilon1"], args["epsilon2"])
     rate, exponent = args["weight_decay_rate"], args["weight_decay_rate_lr_exponent"]
     if exponent == 1:
-        translation.keywords["weight_decay"] = rate or 1.0
+        group.keywords["weight_decay"] = rate or 1.0
     else:
-        translation.set_raw_decay((rate or 1.0) * translation.keywords["lr"] ** exponent if exponent else rate)
-    for argument, instead in (
-        ("max_parameter_scale", "parameters of a larger RMS take larger steps, in proportion"),
-        ("global_norm_clip_threshold", "call torch.nn.utils.clip_grad_norm_ before each step"),
-    ):
-        if args[argument]:
-            translation.leave_out(f"T5X's {argument}", instead)
+        group.set_raw_decay((rate or 1.0) * group.keywords["lr"] ** exponent if exponent else rate)
     if any("batch" in rule for rule in (args["factor_map"] or {}).values()):
-        translation.note(SLICES)
+        group.note(SLICES)
 
 
-def _express(translation: Translation, args: Arguments, offset: str) -> None:
-    """What both have in common; no learning rate is a learning rate of 1."""
-    lr = args["learning_rate"]
+def _express(group: Group, offset: str) -> None:
+    """Translate what both have in common; no learning rate is a learning rate of 1."""
+    lr = group.args["learning_rate"]
     if callable(lr):
-        raise ValueError(f"{translation.peer}'s learning_rate is a schedule: pass its value and schedule lr with torch")
-    translation.step_offset = args[offset]
-    translation.keywords |= {
-        "lr": 1.0 if lr is None else lr,
-        "lr_decay": None,
-        "relative": args["multiply_by_parameter_scale"],
-        "decay_rate": args["decay_rate"],
-        "clip": clip(args["clipping_threshold"]),
-    }
-    if "float16" in str(args["dtype_momentum"]):
-        translation.note(HALF_MOMENTUM, dtype="half precision")
+        raise ValueError(f"{group.peer.name}'s learning_rate is a schedule: pass its value and schedule lr with torch")
+    group.step_offset = group.args[offset]
+    group.keywords["lr"] = 1.0 if lr is None else lr
+    if "float16" in str(group.args["dtype_momentum"]):
+        group.note(HALF_MOMENTUM, dtype="half precision")
 
 
 def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
@@ -87,81 +76,76 @@ def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
     return rows[0], columns[0]
 
 
-Rule = Callable[[Arguments, Shape, str], Axes | None]
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A parameter of ours and where the tree has it: axis i of ours is axis `order[i]` of theirs."""
-
-    name: str
-    path: str
-    order: tuple[int, ...]
-    shape: Shape  # theirs
-
-
-def find_leaf(name: str, shape: Shape, paths: Mapping[str, Any]) -> Leaf:
-    """Find the path, and the order of axes if one is given beside it."""
-    place = paths.get(name, name)
-    path, order = (place, None) if isinstance(place, str) else place
-    order = tuple(range(len(shape))) if order is None else tuple(order)
-    if sorted(order) != list(range(len(shape))):
-        raise ValueError(f"{name} of shape {shape} cannot have its axes in the order {order}")
-    return Leaf(name, path.replace(".", "/"), order, tuple(shape[order.index(axis)] for axis in range(len(shape))))
-
-
+FORMAT = Format("v", "v_row", "v_col", "m")
 FIELDS = {"optax": ("count", "v_row", "v_col", "v"), "t5x": ("step", "param_states")}  # by which a state is known
+EMA = ("count", "ema")  # the momentum of optax
 
 
-def read_optax(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[Moments]:
+def recognise(tree: Any) -> str | None:
+    """Return whose tree it is."""
+    return next((source for source, fields in FIELDS.items() if next(_nodes(tree, fields), None)), None)
+
+
+def read(tree: Any, peer: Peer, args: Arguments, shapes: NamedShapes | None, paths: Mapping[str, Any]) -> list[Member]:
+    """Read the state of every parameter, in our order of its axes."""
+    if shapes is None or any(name is None for name, _ in shapes):
+        raise ValueError(f"{peer.name} does not say which shape a state is of: pass params with names")
+    places = [_place(str(name), shape, paths) for name, shape in shapes]
+    if unknown := set(paths) - {name for name, _ in shapes}:
+        raise ValueError(f"paths has {min(unknown)!r}, which is none of the parameters")
+    step, entries = (_read_optax if peer is OPTAX else _read_t5x)(tree, args)
+    if missing := [path for path, _ in places if path not in entries]:
+        raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(entries)))}")
+    if extra := sorted(entries.keys() - {path for path, _ in places}):
+        raise ValueError(f"the state has {extra[0]!r}, which is none of the parameters")
+    members = []
+    for number, ((name, shape), (path, order)) in enumerate(zip(shapes, places, strict=True)):
+        theirs = tuple(shape[order.index(axis)] for axis in range(len(shape)))
+        unused = ("v_row", "v_col") if peer.rule(args, theirs, path) is None else ("v",)  # of one element each
+        entry = {key: _tensor(value) for key, value in entries[path].items() if key not in unused}
+        moments = peer.read(args, entry, theirs, step, path).permute(order)
+        members.append(Member(str(name), number, bool(name), shape, moments))
+    return members
+
+
+def _place(name: str, shape: Shape, paths: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """Return where the tree has a parameter, and the order of axes: axis i of ours is axis `order[i]` of theirs."""
+    place = paths.get(name, name)
+    path, order = (place, range(len(shape))) if isinstance(place, str) else place
+    if sorted(order) != list(range(len(shape))):
+        raise ValueError(f"{name} of shape {shape} cannot have its axes in the order {tuple(order)}")
+    return path.replace(".", "/"), tuple(order)
+
+
+def _read_optax(tree: Any, args: Arguments) -> tuple[int, dict[str, dict[str, Any]]]:
     """Read `FactoredState(count, v_row, v_col, v)` and `EmaState(count, ema)`, wherever in the chain they are."""
     state = _only(tree, FIELDS["optax"], "optax.adafactor")
-    slots = {key: dict(_flatten(state[key])) for key in ("v_row", "v_col", "v")}
+    slots = {key: state[key] for key in ("v", "v_row", "v_col")}
     if args["momentum"]:
-        slots["m"] = dict(_flatten(_only(tree, ("count", "ema"), "optax.ema")["ema"]))
-    elif next(_nodes(tree, ("count", "ema")), None):
+        slots["m"] = _only(tree, EMA, "optax.ema")["ema"]
+    elif next(_nodes(tree, EMA), None):
         raise ValueError("the state has an average of updates (ema), but arguments['momentum'] is not given")
-    return _read(args, leaves, slots, count_steps(_tensor(state["count"]), "'count' of the state"), two_largest)
+    entries: dict[str, dict[str, Any]] = {}
+    for key, slot in slots.items():
+        for path, value in flatten(slot):
+            entries.setdefault(path, {})[key] = value
+    return count_steps(_tensor(state["count"]), "'count' of the state"), entries
 
 
-def read_t5x(tree: Any, args: Arguments, leaves: Sequence[Leaf]) -> list[Moments]:
+def _read_t5x(tree: Any, args: Arguments) -> tuple[int, dict[str, dict[str, Any]]]:
     """Read `{"step", "param_states": {path: {v_row, v_col, v, m}}}`."""
     state = _only(tree, FIELDS["t5x"], "T5X's Adafactor")
-    slots: dict[str, dict[str, Any]] = {key: {} for key in ("v_row", "v_col", "v", "m")}
-    for path, value in _flatten(state["param_states"]):
+    entries: dict[str, dict[str, Any]] = {}
+    for path, value in flatten(state["param_states"]):
         parent, _, key = path.rpartition("/")
-        if key not in slots:
+        if key not in ("v", "v_row", "v_col", "m"):
             raise ValueError(f"the state has {path!r}, which T5X's Adafactor does not keep")
-        slots[key][parent] = value
-    if args["beta1"] is None:
-        if extra := [path for path, m in slots["m"].items() if tuple(m.shape) != (1,)]:
-            raise ValueError(f"the state has a momentum for {extra[0]!r}, but arguments['beta1'] is not given")
-        del slots["m"]
-    return _read(args, leaves, slots, count_steps(_tensor(state["step"]), "'step' of the state"), _factored_t5x)
-
-
-def _read(
-    args: Arguments, leaves: Sequence[Leaf], slots: Mapping[str, Mapping[str, Any]], step: int, rule: Rule
-) -> list[Moments]:
-    """Return the moments of each leaf in our order of axes."""
-    paths = slots["v"].keys()
-    if missing := [leaf.path for leaf in leaves if leaf.path not in paths]:
-        raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(paths)))}")
-    if extra := sorted(paths - {leaf.path for leaf in leaves}):
-        raise ValueError(f"the state has {extra[0]!r}, which is none of the parameters")
-    result = []
-    for leaf in leaves:
-        name, axes = repr(leaf.path), rule(args, leaf.shape, leaf.path)
-        tensors = {key: _tensor(values[leaf.path]) for key, values in slots.items() if leaf.path in values}
-        moments = Moments(leaf.shape, step, momentum=tensors.get("m"))
-        if axes is None:
-            moments.full = tensors["v"]
-            if tuple(moments.full.shape) != leaf.shape:
-                raise ValueError(f"{name} has a 'v' of shape {tuple(moments.full.shape)}, not {leaf.shape}")
-        else:
-            moments.means = find_means(leaf.shape, axes, tensors["v_row"], tensors["v_col"], name)
-        result.append(moments.check(half=False, name=name).permute(leaf.order))
-    return result
+        if key == "m" and args["beta1"] is None:
+            if tuple(value.shape) != (1,):
+                raise ValueError(f"the state has a momentum for {parent!r}, but arguments['beta1'] is not given")
+            continue
+        entries.setdefault(parent, {})[key] = value
+    return count_steps(_tensor(state["step"]), "'step' of the state"), entries
 
 
 def _nodes(tree: Any, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -178,11 +162,6 @@ def _nodes(tree: Any, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
             yield from _nodes(node, fields)
 
 
-def recognise(tree: Any) -> str | None:
-    """Return whose tree it is."""
-    return next((source for source, fields in FIELDS.items() if next(_nodes(tree, fields), None)), None)
-
-
 def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
     nodes = list(_nodes(tree, fields))
     if len(nodes) != 1:
@@ -190,22 +169,21 @@ def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
     return nodes[0]
 
 
-def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array with its path, "/" between names and numbers."""
+def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every leaf with its path, "/" between names and numbers."""
     if hasattr(tree, "_fields"):
         tree = tree._asdict()
+    if isinstance(tree, (list, tuple)):
+        tree = dict(enumerate(tree))
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _flatten(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
-    elif isinstance(tree, (list, tuple)):
-        for key, value in enumerate(tree):
-            yield from _flatten(value, f"{path}/{key}" if path else str(key))
+            yield from flatten(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
     elif tree is not None:
         yield path, tree
 
 
 def _tensor(value: Any) -> Tensor:
-    """A leaf as a tensor of our own, float32 unless it is float64 or a number of steps."""
+    """Return a leaf as a tensor of our own."""
     if not isinstance(value, Tensor):
         import numpy as np  # JAX arrays come with it; the package itself needs only torch
 
@@ -213,51 +191,48 @@ def _tensor(value: Any) -> Tensor:
         exact = array.dtype.kind in "iu" or array.dtype == np.float64
         # bfloat16, which NumPy lends from ml_dtypes, is unknown to torch
         value = torch.tensor(array if exact else array.astype(np.float32))
-    tensor: Tensor = require_elements(value, "a leaf of the tree")
-    return tensor.float() if tensor.dtype in HALF else tensor
+    return require_elements(value, "a leaf of the tree")
 
 
 OPTAX = Peer(
     "optax.adafactor",
     {
-        "learning_rate": None,
-        "min_dim_size_to_factor": 128,
-        "decay_rate": 0.8,
-        "decay_offset": 0,
-        "multiply_by_parameter_scale": True,
-        "clipping_threshold": 1.0,
-        "momentum": None,
-        "dtype_momentum": None,
-        "weight_decay_rate": None,
-        "eps": 1e-30,
-        "factored": True,
-        "weight_decay_mask": None,
+        **same(decay_rate=0.8),
+        "multiply_by_parameter_scale": Argument(True, "relative"),
+        "clipping_threshold": clipping(1.0),
+        "momentum": momentum(None),
+    },
+    {
+        **{"min_dim_size_to_factor": 128, "factored": True, "decay_offset": 0, "eps": 1e-30},
+        **dict.fromkeys(("learning_rate", "dtype_momentum", "weight_decay_rate", "weight_decay_mask")),
     },
     _express_optax,
-    factored=two_largest,
+    fixed={"lr_decay": None},
+    format=FORMAT,
+    rule=two_largest,
+    treatment=None,
 )
 T5X = Peer(
     "T5X's Adafactor",
     {
-        "learning_rate": None,
-        "factored": True,
-        "multiply_by_parameter_scale": True,
-        "beta1": None,
-        "decay_rate": 0.8,
-        "step_offset": 0,
-        "clipping_threshold": 1.0,
-        "weight_decay_rate": None,
-        "min_dim_size_to_factor": 128,
-        "epsilon1": 1e-30,
-        "epsilon2": 1e-3,
-        "dtype_momentum": None,
-        "factor_map": None,
-        "logical_factor_rules": None,
-        "weight_decay_rate_lr_exponent": None,
-        "global_norm_clip_threshold": None,
-        "max_parameter_scale": None,
-        "skip_nan_updates": False,
+        **same(decay_rate=0.8),
+        "multiply_by_parameter_scale": Argument(True, "relative"),
+        "clipping_threshold": clipping(1.0),
+        "beta1": momentum(None),
+    },
+    {
+        **{"min_dim_size_to_factor": 128, "factored": True, "step_offset": 0, "epsilon1": 1e-30, "epsilon2": 1e-3},
+        **dict.fromkeys(("learning_rate", "dtype_momentum", "weight_decay_rate", "weight_decay_rate_lr_exponent")),
+        **dict.fromkeys(("factor_map", "logical_factor_rules")),
     },
     _express_t5x,
-    factored=_factored_t5x,
+    left_out={
+        "max_parameter_scale": "parameters of a larger RMS take larger steps, in proportion",
+        "global_norm_clip_threshold": "call torch.nn.utils.clip_grad_norm_ before each step",
+    },
+    ignored=("skip_nan_updates",),
+    fixed={"lr_decay": None},
+    format=FORMAT,
+    rule=_factored_t5x,
+    treatment=None,
 )

@@ -1,8 +1,8 @@
-"""What a sharded step sends, from shapes and placements alone, and the table of `adafactor plan --shards`."""
+"""What a sharded step sends, from shapes and placements alone, and the tables of `adafactor plan --shards`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,7 +12,7 @@ from adafactor.core.factoring import Factoring, find_factoring, state_bytes
 from adafactor.distributed.shard import Split
 from adafactor.planning.models import Shape, find
 
-MODELS = ("llama-1b", "llama-7b", "llama-70b")  # when no model is named
+MODELS = ("llama-1b", "llama-7b", "llama-70b", "llama-405b")  # when no model is named
 NUMBER = 8  # bytes: sums travel in double, on every device that has it
 
 
@@ -67,8 +67,33 @@ def _largest_part(split: Split, mesh: tuple[int, ...]) -> Shape:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What connects ranks, and how long collectives take on it if nothing else is in the way.
+
+    A ring of N ranks takes N − 1 messages for a reduce-scatter and twice as many for an all-reduce, of 1/N of the bytes
+    each; a tree takes 2·⌈log₂N⌉ for an all-reduce, and all bytes twice.
+    """
+
+    bandwidth: float  # bytes a second that each rank sends
+    latency: float  # seconds that a message takes besides
+
+    def all_reduce(self, count: int, size: int, ranks: int) -> float:
+        """Return the seconds of so many all-reduces, of so many bytes together: the faster of rings and trees."""
+        ring = 2 * (ranks - 1) * (count * self.latency + size / ranks / self.bandwidth)
+        tree = 2 * (count * (ranks - 1).bit_length() * self.latency + size / self.bandwidth)
+        return min(ring, tree)
+
+    def reduce_scatter(self, count: int, size: int, ranks: int) -> float:
+        """Return the seconds of so many reduce-scatters, of so many bytes together, in rings."""
+        return (ranks - 1) * (count * self.latency + size / ranks / self.bandwidth)
+
+
+@dataclass(frozen=True)
 class ModelTraffic:
-    """One model on so many ranks, with FSDP2, Algorithm 6 and bfloat16 gradients; all bytes are exact."""
+    """One model on so many ranks, with FSDP2, Algorithm 6 and bfloat16 gradients; all bytes are exact.
+
+    Inside backward the parameters of each wrapped module step together: the same bytes in more collectives.
+    """
 
     model: str
     parameters: int
@@ -77,6 +102,10 @@ class ModelTraffic:
     collectives: int  # of a step
     optimizer_sent: int  # by each rank in a step, in a ring
     gradients_sent: int  # likewise, by the reduce-scatter of bfloat16 gradients
+    collectives_in_backward: int  # of a step that is taken inside backward
+    gradients_seconds: float | None = None  # the rest is computed, on a given link
+    optimizer_seconds: float | None = None
+    optimizer_seconds_in_backward: float | None = None
 
     @property
     def share(self) -> float:
@@ -84,13 +113,29 @@ class ModelTraffic:
         return self.optimizer_sent / self.gradients_sent if self.gradients_sent else 0.0
 
 
-def plan_shards(model: str, shapes: list[Shape], ranks: int) -> ModelTraffic:
-    """Compute the state of a model with these shapes, and what a step sends."""
+def plan_shards(
+    model: str, shapes: Sequence[Shape], ranks: int, modules: int = 1, link: Link | None = None
+) -> ModelTraffic:
+    """Compute the state of a model with these shapes, what a step sends, and how long that takes on a link.
+
+    Args:
+        model: its name.
+        shapes: of all parameters that are trained.
+        ranks: how many share each of them.
+        modules: how many are wrapped by `fully_shard`: the layers and the whole.
+        link: what connects the ranks; None: nothing is said of time.
+    """
     count, sums = sum(map(prod, shapes)), fully_sharded(shapes, ranks)
     state = sum(state_bytes(find_factoring(shape, "outer"), torch.float32, momentum=False) for shape in shapes)
+    gradients = torch.bfloat16.itemsize * count
     # a ring of N ranks sends 2·(N − 1)/N of an all-reduce's bytes and (N − 1)/N of a reduce-scatter's
-    optimizer, gradients = 2 * sums.bytes * (ranks - 1) // ranks, 2 * count * (ranks - 1) // ranks
-    return ModelTraffic(model, count, ranks, state, sums.collectives, optimizer, gradients)
+    sent = 2 * sums.bytes * (ranks - 1) // ranks, gradients * (ranks - 1) // ranks
+    in_backward = modules * sums.collectives
+    seconds: tuple[float, ...] = ()
+    if link is not None:
+        every = [link.all_reduce(number, sums.bytes, ranks) for number in (sums.collectives, in_backward)]
+        seconds = (link.reduce_scatter(modules, gradients, ranks), *every)
+    return ModelTraffic(model, count, ranks, state, sums.collectives, *sent, in_backward, *seconds)
 
 
 def shapes_of(name: str) -> list[Shape]:
@@ -98,15 +143,30 @@ def shapes_of(name: str) -> list[Shape]:
     return [w.shape for w in find(name).trained]
 
 
+def traffic_of(name: str, ranks: int, link: Link | None = None) -> ModelTraffic:
+    """Compute the traffic of a model that is found by its name, each of whose layers is wrapped."""
+    model = find(name)
+    return plan_shards(name, [w.shape for w in model.trained], ranks, model.layers + 1, link)
+
+
 def traffic_table(models: Iterable[ModelTraffic]) -> str:
-    """Write a table in Markdown."""
-    heads = [
-        "| model | parameters | optimizer state | ranks | collectives | optimizer sends | gradients send | share |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    rows = [
-        f"| {m.model} | {m.parameters:,} | {m.state_bytes / 1e6:.1f} MB | {m.ranks:,} | {m.collectives} "
-        f"| {m.optimizer_sent / 1e6:.1f} MB | {m.gradients_sent / 1e9:.2f} GB | {m.share:.3%} |"
-        for m in models
-    ]
-    return "\n".join([*heads, *rows])
+    """Write a table in Markdown; what has no time has no columns for it."""
+    rows = []
+    for m in models:
+        row = {
+            "model": m.model,
+            "parameters": f"{m.parameters:,}",
+            "optimizer state": f"{m.state_bytes / 1e6:.1f} MB",
+            "ranks": f"{m.ranks:,}",
+            "gradients send": f"{m.gradients_sent / 1e9:.2f} GB",
+            "optimizer sends": f"{m.optimizer_sent / 1e6:.1f} MB",
+            "share": f"{m.share:.3%}",
+            "collectives": f"{m.collectives}",
+            "in backward": f"{m.collectives_in_backward}",
+        }
+        times = m.gradients_seconds, m.optimizer_seconds, m.optimizer_seconds_in_backward
+        for name, seconds in zip(("gradients take", "optimizer takes", "in backward it takes"), times, strict=True):
+            row |= {} if seconds is None else {name: f"{1e3 * seconds:,.1f} ms"}
+        rows.append(row)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,152 +1,173 @@
-"""`adafactor.plan`: the memory that training a model takes in each setting, part by part, from shapes alone."""
+"""The bytes that training a model takes in each setting, part by part, from shapes alone.
+
+Temporaries of other optimizers follow their code line by line: what an expression makes while its operands live, and
+what a loop's variables still hold from the parameter before. All were measured (docs/plan.md). Ours are those of the
+compiled step on a CPU, and of eager PyTorch elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from math import prod
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from adafactor.planning.models import Model, Shape, find
-from adafactor.planning.optimizers import ADAMW_VARIANTS, SETTINGS, Setting, Shard, Situation
-from adafactor.planning.show import Bytes, Line, Plan, find_setting, parse_size
+from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
+from adafactor.kernels import memory_order
+from adafactor.kernels.eager.blocks import BLOCK_DEVICE, ROUNDED
+from adafactor.planning.models import Model, Shape
+
+FLOAT, SHORT = torch.float32, torch.bfloat16
+ADAMW_VARIANTS = ("fused", "foreach", "loop")
+TORCH_STEP = 4  # bytes: torch's optimizers count steps in a float32 tensor
+BITS_BLOCK, BITS_LEAST = 256, 4096  # elements that share a scale; elements from which a state takes 8 bits
+# bytes for each element of the block that eager PyTorch works on: room to compute in and for a converted copy, random
+# numbers on their way, what rounding took away
+BLOCK_BYTES = {
+    (FLOAT, "nearest"): 4,
+    (SHORT, "nearest"): 8,
+    (SHORT, "stochastic"): 32,
+    (SHORT, "kahan"): 19,
+}
 
 
-def plan(
-    model: torch.nn.Module | str | Path,
-    *,
-    settings: Iterable[str] | None = None,
-    shards: int = 1,
-    budget: int | str | None = None,
-    device: str | None = None,
-    adamw: str = "fused",
-    batch: int | None = None,
-    tokens: int | None = None,
-    checkpointing: bool = False,
-    lora: int | None = None,
-) -> Plan:
-    """Compute the memory that training a model takes, before there is any: weights, gradients, state and temporaries.
+@dataclass(frozen=True)
+class Bytes:
+    """The parts of a plan, in bytes. Activations are an estimate, and only there when a batch is given."""
 
-    Floating-point parameters are taken in the dtype that each setting names, other ones as they are. Tied parameters
-    count once; frozen ones have no gradient and no state. Activations count if `batch` and `tokens` are given.
+    weights: int = 0
+    master: int = 0  # float32 copies of 16-bit weights, which the optimizer steps
+    gradients: int = 0
+    statistics: int = 0  # of the gradients' squares, and the counts of steps
+    momentum: int = 0
+    rounding: int = 0  # Kahan's compensation
+    temporary: int = 0  # the most that a step, or the sum of a tied parameter's gradients, holds for a moment
+    buffers: int = 0
+    activations: int = 0
 
-    Args:
-        model: a torch.nn.Module, on the meta device if you like; the name of a preset (`"gpt2-xl"`, `"llama-7b"`, …);
-            `"module:function"`, which returns a module; or the path of a transformers `config.json`.
-        settings: which settings, by the keys of `adafactor.planning.SETTINGS`; all if not given.
-        shards: the number of devices among which FSDP2 cuts every parameter, along its first axis.
-        budget: the memory of a device: `"24GiB"` or `"24G"`, `"24GB"`, or a number of bytes.
-        device: where the step runs, `"cpu"` or e.g. `"cuda"`: our step has other temporaries there. If not given,
-            the accelerator that torch finds, else the CPU.
-        adamw: which of torch's AdamWs: `"fused"` needs no temporary, `"foreach"` (torch's default on CUDA) one copy of
-            all parameters, `"loop"` (its default on a CPU) two of the largest.
-        batch: how many sequences a device takes at once; with `tokens`, an estimate of the activations is added.
-        tokens: how many tokens a sequence has.
-        checkpointing: whether activations are computed again in backward, layer by layer.
-        lora: the rank of LoRA's matrices beside every matrix of the layers; all other weights are frozen.
+    @property
+    def total(self) -> int:
+        """All parts together: the peak of a training step."""
+        return self.sum(PARTS)
 
-    Returns:
-        The plan: `print` it, ask its `lines`, its `advice` or `as_dict()`, or `plot` it.
-
-    Examples:
-        >>> gpt2 = plan("gpt2")
-        >>> gpt2.line("adamw-float32").whole.statistics
-        497759824
-        >>> gpt2.line("adafactor-float32").whole.statistics
-        1287060
-    """
-    for name, number in {"shards": shards, "batch": batch, "tokens": tokens, "lora": lora}.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name}={number!r} must be an integer of at least 1")
-    if (batch is None) != (tokens is None) or (checkpointing and batch is None):
-        raise ValueError(f"batch={batch!r}, tokens={tokens!r}: activations need both to be estimated")
-    if adamw not in ADAMW_VARIANTS:
-        raise ValueError(f"adamw={adamw!r} must be one of {', '.join(map(repr, ADAMW_VARIANTS))}")
-    chosen = list(SETTINGS.values()) if settings is None else [find_setting(key) for key in settings]
-    situation = Situation(_device(device), adamw, batch or 0, tokens or 0, checkpointing, lora or 0)
-    limit = None if budget is None else parse_size(budget)
-    description = find(model)
-    result = _plan(description, chosen, situation, shards, limit)
-    if result.fitting:
-        return result
-    return replace(result, alternative=_alternative(description, chosen, situation, shards, limit))
+    def sum(self, parts: tuple[str, ...]) -> int:
+        """Add up some parts."""
+        return sum(getattr(self, part) for part in parts)
 
 
-def _plan(model: Model, settings: Sequence[Setting], situation: Situation, shards: int, budget: int | None) -> Plan:
-    activations = {
-        dtype: model.activations(situation.batch * situation.tokens, dtype.itemsize, situation.checkpointing)
-        for dtype in {setting.dtype for setting in settings}
-        if situation.batch
-    }
-    model = model.with_lora(situation.lora) if situation.lora else model
-    return Plan(
-        model.name,
-        model.parameters,
-        sum(w.count for w in model.trained),
-        len(model.weights),
-        tuple(_line(model, setting, situation, shards, activations.get(setting.dtype, 0)) for setting in settings),
-        shards,
-        situation,
-        budget,
-    )
+PARTS = tuple(part.name for part in fields(Bytes))
 
 
-def _alternative(
-    model: Model, settings: Sequence[Setting], situation: Situation, shards: int, budget: int | None
-) -> Plan | None:
-    """The first plan in which something fits: with checkpointing, smaller batches, then more and more devices."""
-    batches = [situation.batch >> power for power in range(situation.batch.bit_length())] or [0]
-    can_checkpoint = situation.batch and model.layers and not situation.checkpointing
-    ways = [situation.checkpointing, True] if can_checkpoint else [situation.checkpointing]
-    tries = [(shards, batch) for batch in batches] + [(shards * 2**power, batches[0]) for power in range(1, 11)]
-    for count, batch in tries:
-        for checkpointing in ways:
-            changed = replace(situation, batch=batch, checkpointing=checkpointing)
-            other = _plan(model, settings, changed, count, budget)
-            if other.fitting:
-                return other
-    return None
+@dataclass(frozen=True)
+class Situation:
+    """Where and how training runs."""
+
+    device: str = "cpu"  # our compiled step is for the CPU; everywhere else ours is eager PyTorch in blocks
+    adamw: str = "fused"
+    batch: int = 0  # sequences on each device; 0: activations are not counted
+    tokens: int = 0  # of each sequence
+    checkpointing: bool = False
+    lora: int = 0  # the rank; 0: all weights are trained
 
 
-def _device(device: str | None) -> str:
-    if device is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return "cpu" if accelerator is None else accelerator.type
-    try:
-        return torch.device(device).type
-    except RuntimeError as wrong:
-        raise ValueError(f"device={device!r} must be a device that torch knows, such as 'cpu' or 'cuda'") from wrong
+@dataclass(frozen=True)
+class Line:
+    """The memory that one setting takes."""
+
+    key: str
+    label: str
+    whole: Bytes  # on one device
+    device: Bytes | None  # on the fullest of them; None if the optimizer cannot step sharded parameters
+    note: str = ""
+    write: tuple[str, ...] = ()  # the lines of code for one of our settings
+
+    def left(self, budget: int) -> int | None:
+        """What remains of a device's memory; below zero if it is not enough, None if it cannot be sharded."""
+        return None if self.device is None else budget - self.device.total
 
 
-def _line(model: Model, setting: Setting, situation: Situation, shards: int, activations: int) -> Line:
-    whole = replace(_bytes(model, setting, situation, 1), activations=activations)
-    if shards == 1:
-        return Line(setting.key, setting.label, whole, whole)
-    if setting.unsharded:
-        return Line(setting.key, setting.label, whole, None, setting.unsharded)
-    device = replace(_bytes(model, setting, situation, shards), activations=activations)
-    return Line(setting.key, setting.label, whole, device)
+class Shard(NamedTuple):
+    """The shape of a parameter, and that of the part which is on one device."""
+
+    whole: Shape
+    part: Shape
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An optimizer with the precision that it trains in."""
+
+    key: str
+    optimizer: str
+    dtype: torch.dtype  # of the weights and their gradients
+    master: bool = False  # a float32 copy of the weights, which is what the optimizer steps
+    momentum: bool = False  # of ours, as the next two; AdamW has it anyway
+    rounding: str = "nearest"
+    in_backward: bool = False  # a gradient is freed as soon as its parameter has stepped
+
+    @property
+    def label(self) -> str:
+        """The setting in words."""
+        words = [self.optimizer, "mixed precision" if self.master else str(self.dtype).removeprefix("torch.")]
+        words += [self.rounding] * (self.rounding != "nearest")
+        return ", ".join(words + ["momentum"] * self.momentum + ["in backward"] * self.in_backward)
+
+    @property
+    def unsharded(self) -> str:
+        """Why it cannot step sharded parameters; empty if it can."""
+        if self.in_backward:
+            return "sharded parameters step together, not inside backward"
+        return "it raises on sharded matrices" if self.optimizer in (TORCH, TRANSFORMERS) else ""
+
+    def code(self, situation: Situation, shards: int) -> tuple[str, ...]:
+        """Return the lines to write for one of our settings; none for another optimizer's."""
+        if self.optimizer != OURS:
+            return ()
+        rounding = "" if self.rounding == "nearest" else f', rounding="{self.rounding}"'
+        momentum = ", beta1=0.9" if self.momentum else ""
+        lora = f'peft.get_peft_model(model, peft.LoraConfig(r={situation.lora}, target_modules="all-linear"))'
+        lines = {
+            f"model = {lora}": situation.lora > 0,
+            "model.bfloat16()": self.dtype == SHORT,
+            "model.gradient_checkpointing_enable()  # of transformers; else torch.utils.checkpoint": (
+                situation.checkpointing
+            ),
+            "fully_shard(model)  # of torch.distributed.fsdp; each layer before the whole": shards > 1,
+            f"optimizer = Adafactor(model.named_parameters(){rounding}{momentum})": True,
+            "step_in_backward(model, optimizer)": self.in_backward,
+        }
+        return tuple(line for line, is_needed in lines.items() if is_needed)
+
+
+def line_of(model: Model, setting: Setting, situation: Situation, shards: int) -> Line:
+    """Count the bytes of one setting, on one device and on each of so many."""
+    device = None if shards > 1 and setting.unsharded else _bytes(model, setting, situation, shards)
+    whole = _bytes(model, setting, situation, 1) if shards > 1 or device is None else device
+    note = setting.unsharded if device is None else ""
+    return Line(setting.key, setting.label, whole, device, note, setting.code(situation, shards))
 
 
 def _bytes(model: Model, setting: Setting, situation: Situation, count: int) -> Bytes:
     """The bytes on the first of so many devices, which has the largest part of every parameter."""
     shards = [Shard(w.shape, _part(w.shape, count)) for w in model.trained]
-    states = [setting.optimizer.state(setting, shard) for shard in shards]
+    own = OPTIMIZERS[setting.optimizer](setting, shards, situation)
     gradients, sums = _gradients(model, setting, count)
-    return Bytes(
+    activations = 0
+    if positions := situation.batch * situation.tokens:
+        activations = model.activations(positions, setting.dtype.itemsize, situation.checkpointing)
+    return replace(
+        own,
         weights=sum(
             (setting.dtype if w.dtype.is_floating_point else w.dtype).itemsize * prod(_part(w.shape, count))
             for w in model.weights
         ),
-        master=torch.float32.itemsize * sum(prod(shard.part) for shard in shards) if setting.master else 0,
+        master=FLOAT.itemsize * sum(prod(part) for _, part in shards) if setting.master else 0,
         gradients=gradients,
-        statistics=sum(state.statistics for state in states) + setting.optimizer.shared(shards),
-        momentum=sum(state.momentum for state in states),
-        rounding=sum(state.rounding for state in states),
-        temporary=max(setting.optimizer.temporary(setting, shards, situation), sums),
+        temporary=max(own.temporary, sums),
         buffers=model.buffers,  # FSDP2 has a copy of them on every device
+        activations=activations,
     )
 
 
@@ -167,3 +188,139 @@ def _gradients(model: Model, setting: Setting, count: int) -> tuple[int, int]:
 def _part(shape: Shape, count: int) -> Shape:
     """The largest part when FSDP2 shards a parameter along its first axis."""
     return (-(-shape[0] // count), *shape[1:]) if shape else shape
+
+
+# ---- what each optimizer needs beside weights and gradients: its state, and the most beyond all else in a step
+
+
+def _adamw(setting: Setting, shards: Sequence[Shard], situation: Situation) -> Bytes:
+    """Both averages are in the dtype of what is stepped.
+
+    Fused: nothing besides. foreach: √v of all parameters. Loop: √v and √v/√(1 − β₂ᵗ), and the latter of the one before.
+    With a master copy one parameter steps at a time, and has its gradient in float32 besides.
+    """
+    sizes = [prod(part) * (FLOAT if setting.master else setting.dtype).itemsize for _, part in shards]
+    if setting.master:
+        temporary = {"fused": 1, "foreach": 2, "loop": 3}[situation.adamw] * max(sizes)
+    else:
+        temporary = {"fused": 0, "foreach": sum(sizes), "loop": _in_turn(sizes, 2)}[situation.adamw]
+    return Bytes(statistics=sum(sizes) + TORCH_STEP * len(sizes), momentum=sum(sizes), temporary=temporary)
+
+
+def _adamw_8bit(setting: Setting, shards: Sequence[Shard], situation: Situation) -> Bytes:
+    """A byte for each average and a float32 for each block of them; small tensors stay in float32 (bitsandbytes).
+
+    All tensors share what the 256 values of a byte stand for, in float32, for each of the averages.
+    """
+    counts = [prod(part) for _, part in shards]
+    state = sum(n + 4 * -(-n // BITS_BLOCK) if n >= BITS_LEAST else 4 * n for n in counts)
+    shared = 2 * 256 * FLOAT.itemsize if max(counts) >= BITS_LEAST else 0
+    return Bytes(statistics=state + shared, momentum=state)
+
+
+def _torch(setting: Setting, shards: Sequence[Shard], situation: Situation) -> Bytes:
+    """Factors over the last two axes, in the gradient's dtype; V̂, which becomes the update, and the last parameter's.
+
+    For vectors also G².
+    """
+    itemsize = setting.dtype.itemsize
+    most = update = squared = 0
+    for _, part in shards:
+        size = prod(part) * itemsize
+        most = max(most, update + squared + size)
+        if len(part) < 2:
+            most, squared = max(most, update + 2 * size), size
+        update = size
+    return Bytes(statistics=sum(_last_two(part) * itemsize + TORCH_STEP for _, part in shards), temporary=most)
+
+
+def _transformers(setting: Setting, shards: Sequence[Shard], situation: Situation) -> Bytes:
+    """Float32 factors over the last two axes, and RMS(X) as a tensor; G² and G² + ε₁, the last update.
+
+    For 16 bits also G and X, all in float32.
+    """
+    temporary = _in_turn([prod(part) * FLOAT.itemsize for _, part in shards], 2 if setting.dtype == FLOAT else 4)
+    return Bytes(statistics=FLOAT.itemsize * sum(_last_two(part) + 1 for _, part in shards), temporary=temporary)
+
+
+def _in_turn(sizes: Sequence[int], copies: int) -> int:
+    """The peak of a loop that makes so many copies of a tensor while its variable still holds one of the last's."""
+    return max(copies * size + last for size, last in zip(sizes, [0, *sizes[:-1]], strict=True))
+
+
+def _last_two(shape: Shape) -> int:
+    """The number of elements of factors over the last two axes."""
+    return prod(shape) if len(shape) < 2 else prod(shape[:-1]) + prod(drop(shape, len(shape) - 2))
+
+
+def _ours(setting: Setting, shards: Sequence[Shard], situation: Situation) -> Bytes:
+    """The vectors of the compiled step on a CPU; elsewhere a block, and means of all, packed and in double."""
+    count = sum(prod(part) for _, part in shards)
+    statistics = sum(map(_our_statistics, shards))
+    if situation.device == "cpu":  # parameters step one after the other, but sharded ones all at once
+        temporary = (sum if any(whole != part for whole, part in shards) else max)(map(compiled_vectors, shards))
+    else:
+        element, longest = BLOCK_BYTES[setting.dtype, setting.rounding], BLOCK_DEVICE // ROUNDED
+        if setting.rounding == "nearest":
+            longest = BLOCK_DEVICE
+            element += FLOAT.itemsize * setting.momentum  # where a step is taken, and zeros where it is not
+        largest = max(prod(part) for _, part in shards)
+        block = max(min(largest, BLOCK_DEVICE) * FLOAT.itemsize, min(largest, longest) * element)  # sums; the last pass
+        temporary = block + 3 * 8 * statistics
+    return Bytes(
+        statistics=statistics * FLOAT.itemsize + STEP_DTYPE.itemsize * len(shards),
+        momentum=count * FLOAT.itemsize if setting.momentum else 0,
+        rounding=count * setting.dtype.itemsize if setting.rounding == "kahan" else 0,
+        temporary=temporary,
+    )
+
+
+def _our_statistics(shard: Shard) -> int:
+    """The elements on one device: the whole shape decides what is factored, a sharded axis is so in both factors."""
+    factoring = find_factoring(shard.whole, "outer")
+    if isinstance(factoring, Factored):
+        return prod(drop(shard.part, factoring.col_axis)) + prod(drop(shard.part, factoring.row_axis))
+    return prod(shard.part)
+
+
+def compiled_vectors(shard: Shard) -> int:
+    """The bytes that the compiled step reserves for a contiguous parameter (`MemoryOrder.lengths`)."""
+    factoring, part = find_factoring(shard.whole, "outer"), shard.part
+    strides = tuple(prod(part[axis + 1 :]) for axis in range(len(part)))
+    if isinstance(factoring, Factored):
+        order = memory_order.factored_order(part, strides, strides, factoring.row_axis, factoring.col_axis)
+    else:
+        order = memory_order.flat_order(part, strides, strides)
+    assert isinstance(order, memory_order.MemoryOrder)  # there is a way through every contiguous tensor
+    return 8 * order.scratch
+
+
+TORCH, TRANSFORMERS, OURS = "torch.optim.Adafactor", "transformers' Adafactor", "adafactor"
+OPTIMIZERS: dict[str, Callable[[Setting, Sequence[Shard], Situation], Bytes]] = {
+    "AdamW": _adamw,
+    "AdamW 8-bit": _adamw_8bit,
+    TORCH: _torch,
+    TRANSFORMERS: _transformers,
+    OURS: _ours,
+}
+SETTINGS = {
+    setting.key: setting
+    for setting in (
+        Setting("adamw-float32", "AdamW", FLOAT),
+        Setting("adamw-mixed", "AdamW", SHORT, master=True),
+        Setting("adamw-bfloat16", "AdamW", SHORT),
+        Setting("adamw-8bit", "AdamW 8-bit", FLOAT),
+        Setting("adamw-8bit-bfloat16", "AdamW 8-bit", SHORT),
+        Setting("torch-float32", TORCH, FLOAT),
+        Setting("torch-bfloat16", TORCH, SHORT),
+        Setting("transformers-float32", TRANSFORMERS, FLOAT),
+        Setting("transformers-bfloat16", TRANSFORMERS, SHORT),
+        Setting("adafactor-float32", OURS, FLOAT),
+        Setting("adafactor-float32-momentum", OURS, FLOAT, momentum=True),
+        Setting("adafactor-bfloat16", OURS, SHORT),
+        Setting("adafactor-stochastic", OURS, SHORT, rounding="stochastic"),
+        Setting("adafactor-stochastic-momentum", OURS, SHORT, rounding="stochastic", momentum=True),
+        Setting("adafactor-kahan", OURS, SHORT, rounding="kahan"),
+        Setting("adafactor-backward", OURS, SHORT, rounding="stochastic", in_backward=True),
+    )
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -144,21 +145,7 @@ def t5(layers: int, width: int, inner: int, heads: int, key: int = 64) -> Iterat
         yield (width,)
 
 
-def resnet50() -> Iterator[Shape]:
-    """ResNet-50: convolutions of 1×1 and 3×3, norms, and the classifier: 161 tensors."""
-    yield from [(64, 3, 7, 7), (64,), (64,)]
-    inputs = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
-                yield from [shape, shape[:1], shape[:1]]
-            if block == 0:  # the shortcut has to change the width
-                yield from [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
-            inputs = 4 * width
-    yield from [(1000, 2048), (1000,)]
-
-
-# Llama 2: 7b, 13b; Llama 3: 8b, 70b; Llama 3.2: 1b, 3b. The first argument is the number of layers.
+# Llama 2: 7b, 13b; Llama 3: 8b, 70b; Llama 3.1: 405b; Llama 3.2: 1b, 3b. The first argument is the number of layers.
 PRESETS: dict[str, partial[Iterator[Shape]]] = {
     "gpt2": partial(gpt2, 12, 768),
     "gpt2-medium": partial(gpt2, 24, 1024),
@@ -177,6 +164,7 @@ PRESETS: dict[str, partial[Iterator[Shape]]] = {
     "llama-8b": partial(llama, 32, 4096, 14336, 1024, 128256, False),
     "llama-13b": partial(llama, 40, 5120, 13824, 5120, 32000, False),
     "llama-70b": partial(llama, 80, 8192, 28672, 1024, 128256, False),
+    "llama-405b": partial(llama, 126, 16384, 53248, 1024, 128256, False),
     "mistral-7b": partial(llama, 32, 4096, 14336, 1024, 32000, False),
 }
 
@@ -209,17 +197,18 @@ def find(model: torch.nn.Module | str | Path) -> Model:
 
 def of_module(name: str, module: torch.nn.Module) -> Model:
     """Describe a module, which may be on the meta device."""
-    require_shapes(name, module)
     tables = {m.weight for m in module.modules() if isinstance(m, torch.nn.Embedding)}
-    uses: dict[torch.Tensor, int] = {}
-    for _, p in module.named_parameters(remove_duplicate=False):
-        uses[p] = uses.get(p, 0) + 1
-    weights = [
-        Weight(
-            tuple(p.shape), p.dtype, p.requires_grad and p.is_floating_point(), n, "table" if p in tables else "layer"
-        )
-        for p, n in uses.items()
-    ]
+    uses: Counter[torch.nn.Parameter] = Counter()
+    for key, p in module.named_parameters(remove_duplicate=False):
+        if is_lazy(p):
+            raise ValueError(f"{name}: {key} has no shape before a first forward pass; make it without lazy layers")
+        if p.is_nested:
+            raise ValueError(f"{name}: {key} is a nested tensor, which has no shape of its own")
+        uses[p] += 1
+    weights = []
+    for p, places in uses.items():
+        is_trained = p.requires_grad and p.is_floating_point()
+        weights.append(Weight(tuple(p.shape), p.dtype, is_trained, places, "table" if p in tables else "layer"))
     if not any(w.trainable and w.count for w in weights):
         raise ValueError(f"{name} has no parameters to train")
     return Model(name, tuple(weights), sum(b.nbytes for b in module.buffers()), _count_layers(module))
@@ -227,14 +216,13 @@ def of_module(name: str, module: torch.nn.Module) -> Model:
 
 def _count_layers(module: torch.nn.Module) -> int:
     """Return how often the class repeats that has most of the parameters in lists of modules."""
-    sizes: dict[type, int] = {}
-    counts: dict[type, int] = {}
-    for parent in module.modules():
-        for child in parent.children() if isinstance(parent, (torch.nn.ModuleList, torch.nn.Sequential)) else ():
-            kind = type(child)
-            sizes[kind] = sizes.get(kind, 0) + sum(p.numel() for p in child.parameters())
-            counts[kind] = counts.get(kind, 0) + 1
-    return max(((size, counts[kind]) for kind, size in sizes.items()), default=(0, 0))[1]
+    lists = [m for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
+    children = [child for parent in lists for child in parent.children()]
+    sizes: Counter[type] = Counter()
+    for child in children:
+        sizes[type(child)] += sum(p.numel() for p in child.parameters())
+    largest = max(sizes, key=lambda kind: sizes[kind], default=None)
+    return sum(type(child) is largest for child in children)
 
 
 def _build_config(path: Path) -> torch.nn.Module:
@@ -290,12 +278,3 @@ def _call(make: Callable[[], Any]) -> Any:
             return make()
     except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
         return make()
-
-
-def require_shapes(name: str, module: torch.nn.Module) -> None:
-    """Raise for a parameter that has no shape, or none that is known before a first forward pass."""
-    for key, p in module.named_parameters():
-        if is_lazy(p):
-            raise ValueError(f"{name}: {key} has no shape before a first forward pass; make it without lazy layers")
-        if p.is_nested:
-            raise ValueError(f"{name}: {key} is a nested tensor, which has no shape of its own")

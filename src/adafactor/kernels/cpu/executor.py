@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -15,12 +16,13 @@ from adafactor.core.factoring import Factored
 from adafactor.core.rounding import keys, roots
 from adafactor.core.settings import Settings
 from adafactor.kernels.cpu import native
+from adafactor.kernels.cpu.native import jobs, parts
 from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, numbering
 
-ESTIMATORS = {"outer": native.OUTER, "row": native.ROW, "column": native.COLUMN, "full": native.FULL}
-SWAPPED = {native.OUTER: native.OUTER, native.ROW: native.COLUMN, native.COLUMN: native.ROW}
-ROUNDINGS = {"nearest": native.NEAREST, "stochastic": native.STOCHASTIC, "kahan": native.KAHAN}
-MOMENTA = {"update": native.OF_UPDATE, "gradient": native.OF_GRADIENT}
+ESTIMATORS = {"outer": jobs.OUTER, "row": jobs.ROW, "column": jobs.COLUMN, "full": jobs.FULL}
+SWAPPED = {jobs.OUTER: jobs.OUTER, jobs.ROW: jobs.COLUMN, jobs.COLUMN: jobs.ROW}
+ROUNDINGS = {"nearest": jobs.NEAREST, "stochastic": jobs.STOCHASTIC, "kahan": jobs.KAHAN}
+MOMENTA = {"update": jobs.OF_UPDATE, "gradient": jobs.OF_GRADIENT}
 # Stored as computed: ΣX² of what was computed is that of what is stored.
 FULL_PRECISION = (torch.float32, torch.float64)
 
@@ -39,19 +41,22 @@ class Executor:
         self.parameters = sorted(parameters, key=lambda parameter: -parameter.x.numel())  # large ones go first
         self.in_lockstep = parameters[0].in_lockstep
         self.sums: list[Sums] = []
-        self.kind = native.KINDS[dtypes]
-        native.ready(self.kind)
-        self.orders = [_order(parameter) for parameter in self.parameters]
-        self.jobs = native.new_jobs(len(self.parameters))
-        self.where = native.address_of(self.jobs)
+        self.jobs = jobs.new_jobs(len(self.parameters))
+        self.where = self.jobs.ctypes.data
         self.rates = [self.jobs[name] for name in ("beta2", "w1", "w2", "rho", "decay")]
         self.offsets: list[Any] = []  # memory that jobs refer to by its address
-        for job, parameter, order in zip(self.jobs, self.parameters, self.orders, strict=True):
+        orders = [_order(parameter) for parameter in self.parameters]
+        described = list(zip(self.jobs, self.parameters, orders, strict=True))
+        for job, parameter, order in described:
             self._describe(job, parameter, order)
-        self.scratch = None
+        parts.assign(self.jobs, *dtypes)
+        self.scratch: Tensor | None = None  # where something happens between the phases; else each step has its own
+        self._all: list[Sums] = []  # of all parameters; their tensors are views of what the loops read and write
         if self.in_lockstep:
-            self.scratch = torch.empty(sum(order.scratch for order in self.orders), dtype=torch.float64, device="cpu")
-            native.assign_scratch(self.jobs, self.scratch.numpy())
+            starts = [0, *accumulate(order.scratch for order in orders)]  # in doubles
+            self.scratch = torch.empty(starts[-1], dtype=torch.float64, device="cpu")
+            self.jobs["scratch"] = [self.scratch.data_ptr() + 8 * start for start in starts[:-1]]
+            self._all = [self._sums_of(*one) for one in described]
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
         groups: dict[int, list[int]] = {}
         for i, parameter in enumerate(self.parameters):
@@ -62,40 +67,36 @@ class Executor:
         }
         self._changed = False  # in this step
         self._present: list[int] = []  # the parameters with a gradient in this step
-        self._at = native.MOMENTS  # the phase that this step has come to
-        self._all: list[Sums] = []  # of all parameters; their tensors are views of what the loops read and write
-        if self.in_lockstep:
-            described = zip(self.parameters, self.orders, self.jobs, strict=True)
-            self._all = [self._sums_of(p, order, job) for p, order, job in described]
+        self._at = jobs.MOMENTS  # the phase that this step has come to
 
     def begin(
         self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
     ) -> None:
         """Describe what is of this step: G, the rates, the random numbers."""
-        jobs = self.jobs
+        table = self.jobs
         present = [g for g in grads if g is not None]
         if len(present) == len(grads):
-            jobs["present"], jobs["g"] = 1, list(map(Tensor.data_ptr, present))
+            table["present"], table["g"] = 1, list(map(Tensor.data_ptr, present))
         else:
-            jobs["present"] = [g is not None for g in grads]
-            jobs["g"] = [0 if g is None else g.data_ptr() for g in grads]
-        jobs["taken"], self._changed, self._at = 0, False, native.MOMENTS
+            table["present"] = [g is not None for g in grads]
+            table["g"] = [0 if g is None else g.data_ptr() for g in grads]
+        table["taken"], self._changed, self._at = 0, False, jobs.MOMENTS
         if written is not None:  # ΣX² is of what was there before
-            jobs["x2_after"][written] = np.nan
-        counts = native.step_counts(jobs, self.where)
+            table["x2_after"][written] = np.nan
+        counts = native.step_counts(table, self.where)
         for group, members in self.groups.items():
             self._set_rates(settings[group], members, counts[members])
         for i, root in self.roots.items():
-            jobs["key1"][i], jobs["key2"][i] = keys(root, counts[i] + 1)
+            table["key1"][i], table["key2"][i] = keys(root, counts[i] + 1)
 
     def step(self) -> None:
         """Take a whole step."""
         self._changed = True
-        native.run_phases(self.jobs, self.kind, native.MOMENTS, native.END, where=self.where)
+        native.run_phases(self.jobs, self.where, jobs.MOMENTS, jobs.END)
 
     def moments(self) -> None:
         """First pass. The sums are views of the scratch: what other ranks add to them is where the loops read it."""
-        self._run_to(native.FACTORS)
+        self._run_to(jobs.FACTORS)
         finite = np.isfinite(self.jobs["finite"]).tolist()
         self._present = np.flatnonzero(self.jobs["present"]).tolist()
         self.sums = [self._all[i] for i in self._present]
@@ -109,19 +110,19 @@ class Executor:
         """Second pass."""
         self._take()
         self._changed = True
-        self._run_to(native.CONCLUDE)
+        self._run_to(jobs.CONCLUDE)
         for i, one in zip(self._present, self.sums, strict=True):
             one.u2, one.x2 = float(self.jobs["u2"][i]), float(self.jobs["x2"][i])
 
     def apply_(self) -> None:
         """Run all that is left."""
-        if self._at == native.FACTORS:
+        if self._at == jobs.FACTORS:
             self._take()
         else:
             for i, one in zip(self._present, self.sums, strict=True):
                 self.jobs["u2"][i], self.jobs["x2"][i] = one.u2, one.x2
         self._changed = True
-        self._run_to(native.END)
+        self._run_to(jobs.END)
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
@@ -138,19 +139,19 @@ class Executor:
 
     def flush(self) -> None:
         """Hand the metrics of the steps since the last time to the parameters."""
-        jobs = self.jobs
-        for i in np.flatnonzero((jobs["steps"] != 0) | (jobs["skipped"] != 0)):
-            job, metrics = jobs[i], self.parameters[i].metrics
+        table = self.jobs
+        for i in np.flatnonzero((table["steps"] != 0) | (table["skipped"] != 0)):
+            job, metrics = table[i], self.parameters[i].metrics
             if job["steps"]:
-                rms_x = float(job["noted_rms_x"]) if job["measures_x"] else None
-                values = float(job["noted_beta2"]), rms_x, float(job["noted_alpha"]), float(job["noted_rms_u"])
+                rms_x = float(job["rms_x"]) if job["measures_x"] else None
+                values = float(job["beta2_taken"]), rms_x, float(job["alpha"]), float(job["rms_u"])
                 metrics.add(*values, int(job["clipped"]), int(job["steps"]))
             metrics.skipped += int(job["skipped"])
-        jobs["steps"] = jobs["clipped"] = jobs["skipped"] = 0
+        table["steps"] = table["clipped"] = table["skipped"] = 0
 
     def _run_to(self, end: int) -> None:
         """Run the compiled phases from where this step has come to."""
-        native.run_phases(self.jobs, self.kind, self._at, end, self.scratch, self.where)
+        native.run_phases(self.jobs, self.where, self._at, end, self.scratch)
         self._at = end
 
     def _take(self) -> None:
@@ -158,11 +159,11 @@ class Executor:
         for i, one in zip(self._present, self.sums, strict=True):
             self.jobs["taken"][i] = bool(one.finite)
 
-    def _sums_of(self, p: Parameter, order: MemoryOrder, job: Any) -> Sums:
+    def _sums_of(self, job: Any, p: Parameter, order: MemoryOrder) -> Sums:
         """The sums of a parameter as views of the scratch, in the state's shapes."""
         sums = Sums(p)
         if p.shard is not None and isinstance(p.factoring, Factored):
-            means = self._means(p, order, job)
+            means = self._means(job, p, order)
             sums.rows, sums.cols = means.get("row"), means.get("col")
             if "mean_row" in p.shard.shapes:
                 shape, axes = p.shard.shapes["mean_row"], _without(order.order, p.factoring.col_axis)
@@ -171,14 +172,13 @@ class Executor:
                 job["known_mean"] = in_order.data_ptr()
         return sums
 
-    def _means(self, p: Parameter, order: MemoryOrder, job: Any) -> dict[str, Tensor]:
+    def _means(self, job: Any, p: Parameter, order: MemoryOrder) -> dict[str, Tensor]:
         """Views of the means of G² + ε₁ in the scratch."""
         assert self.scratch is not None and isinstance(p.factoring, Factored)
         means = {}
-        for address, summed in ((job["row"], order.axes[1]), (job["col"], order.axes[0])):
-            key = "row" if summed == p.factoring.col_axis else "col"
+        for field, key, summed in _factors(p.factoring, order):
             if key in p.state:
-                start = (int(address) - self.scratch.data_ptr()) // 8
+                start = (int(job["scratch"] + job[field]) - self.scratch.data_ptr()) // 8
                 sizes, axes = [p.x.shape[axis] for axis in order.order if axis != summed], _without(order.order, summed)
                 vector = self.scratch[start : start + prod(sizes)].view(sizes)
                 means[key] = vector.permute([axes.index(axis) for axis in range(len(axes))])
@@ -187,16 +187,10 @@ class Executor:
     def _describe(self, job: Any, parameter: Parameter, order: MemoryOrder) -> None:
         """Fill in a job, by the names of its fields."""
         s, state, factoring = parameter.settings, parameter.state, parameter.factoring
-        for names, values in (
-            (("B", "P", "S", "Q", "K"), order.sizes),
-            (("xb", "xp", "xs", "gb", "gp", "gs"), order.strides),
-            (("rows", "chunks"), (order.rows, order.chunks)),
-            (("eps1", "eps2"), s.eps),
-        ):
-            for name, value in zip(names, values, strict=True):
-                job[name] = value
+        jobs.lay_out(job, order)
+        job["eps1"], job["eps2"] = s.eps
         job["estimator"] = ESTIMATORS[factoring.estimator]
-        job["momentum"] = MOMENTA[s.momentum_of] if s.beta1 else native.NONE
+        job["momentum"] = MOMENTA[s.momentum_of] if s.beta1 else jobs.NONE
         job["rounding"] = ROUNDINGS[parameter.rounding]
         job["relative"], job["measures_x"], job["ignore"] = s.relative, parameter.measures_x, s.on_nonfinite == "ignore"
         job["n_rows"] = job["n_cols"] = 1
@@ -221,15 +215,13 @@ class Executor:
         """Describe which axes are P and Q, and where R along P and C along Q lie."""
         first, second = order.axes
         job["n_rows"], job["n_cols"] = factoring.shape[first], factoring.shape[second]
-        swapped = first == factoring.col_axis  # P is the paper's column axis
-        if swapped:
+        if first == factoring.col_axis:  # P is the paper's column axis
             job["estimator"], job["swapped"] = SWAPPED[int(job["estimator"])], 1
-        for key, gone, field in (("row", second, "row"), ("col", first, "col")):
-            name = {"row": "col", "col": "row"}[key] if swapped else key
-            if name in parameter.state:
-                factor = parameter.state[name]
+        for field, key, summed in _factors(factoring, order):
+            if key in parameter.state:
+                factor = parameter.state[key]
                 job[f"{field}_state"] = factor.data_ptr()
-                in_order = factor.permute(_without(order.order, gone))
+                in_order = factor.permute(_without(order.order, summed))
                 if not in_order.is_contiguous():
                     offsets = _offsets(in_order)
                     self.offsets.append(offsets)
@@ -250,6 +242,12 @@ def _order(parameter: Parameter) -> MemoryOrder:
     return order
 
 
+def _factors(factoring: Factored, order: MemoryOrder) -> Iterator[tuple[str, str, int]]:
+    """The fields of a job for R along P and C along Q, which factors of the state these are, the axes summed over."""
+    for field, summed in zip(("row", "col"), reversed(order.axes), strict=True):
+        yield field, "row" if summed == factoring.col_axis else "col", summed
+
+
 def _without(order: tuple[int, ...], gone: int) -> list[int]:
     """The order of the axes that are left when one is gone, numbered anew."""
     return [axis - (axis > gone) for axis in order if axis != gone]
@@ -257,7 +255,5 @@ def _without(order: tuple[int, ...], gone: int) -> list[int]:
 
 def _offsets(t: Tensor) -> Any:
     """Where each element of a tensor, row by row, lies in its memory."""
-    offsets = torch.zeros((), dtype=torch.int64, device="cpu")
-    for size, stride in zip(t.shape, t.stride(), strict=True):
-        offsets = offsets.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
-    return offsets.reshape(-1).numpy()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return torch.arange(span, device="cpu").as_strided(t.shape, t.stride()).reshape(-1).numpy()

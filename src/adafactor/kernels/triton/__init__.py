@@ -9,7 +9,8 @@
 | `last_pass` | clipping, X, ΣX², and what is kept of G |
 
 `table.py` describes tensors to the kernels, in the order of `fields.py`; `sizes.py` says how they are divided among
-programs, `rates.py` what follows from settings and t. There are no atomics and no program waits for another, so the
+programs, `rates.py` what follows from settings and t, `kind.py` what a kernel is compiled for. Every kernel is given
+one `Memory`, with all tables and scratch, and looks up its matrix there (`matrix.py`). There are no atomics and no program waits for another, so the
 bits do not depend on the order in which programs run. Everything that changes from step to step lies on the device, so
 a step can be captured in a graph. A gradient that does not begin at a multiple of 16 bytes is stepped by launches of
 its own: the tensors beside it keep their kernels and their bits.
@@ -27,10 +28,11 @@ from triton import knobs
 from adafactor.core.contract import EXACT_TYPES, Parameter, why_not_plain
 from adafactor.core.factoring import Factored
 from adafactor.kernels.memory_order import MemoryOrder, numbering, stored
-from adafactor.kernels.triton.executor import Executor, Kind
+from adafactor.kernels.triton.executor import Executor
+from adafactor.kernels.triton.kind import Kind
+from adafactor.kernels.triton.layout import factored_axes, is_aligned, memory_order
 from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.sizes import LINE, NARROW
-from adafactor.kernels.triton.table import factored_axes, is_aligned, memory_order
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
 DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too

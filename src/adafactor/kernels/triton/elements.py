@@ -10,7 +10,6 @@ from triton.language.target_info import cuda_capability_geq
 from adafactor.kernels.triton import sizes
 
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))  # its conversion to bfloat16 truncates
-TERMS = tl.constexpr(sizes.TERMS)
 
 
 @triton.jit
@@ -23,21 +22,12 @@ def address(table_ptr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def number_at(table_ptr, ALIGNED: tl.constexpr):
-    """Load an offset, a stride or a length; it is a multiple of 16 elements if ALIGNED says so."""
+def number_at(table_ptr, KIND: tl.constexpr):
+    """Load an offset, a stride or a length; it is a multiple of 16 elements if the kind is aligned."""
     number = tl.load(table_ptr)
-    if ALIGNED:
+    if KIND.ALIGNED:
         number = tl.multiple_of(number, 16)
     return number
-
-
-@triton.jit
-def is_stepped(g_address, only_ragged, ALIGNED: tl.constexpr):
-    """Whether this variant of a kernel steps a tensor: one that loads 16 bytes at once leaves others to the ragged."""
-    if ALIGNED:
-        return (g_address != 0) & (g_address % 16 == 0)
-    else:
-        return (g_address != 0) & ((only_ragged == 0) | (g_address % 16 != 0))
 
 
 @triton.jit
@@ -101,9 +91,9 @@ def blend(old, new, weight):
 @triton.jit
 def total(numbers_ptr, count, stride):
     """Sum `count` numbers, `stride` apart, in double and in an order that depends on their count alone."""
-    acc = tl.zeros((TERMS,), tl.float64)
-    for i in range(0, count, TERMS):
-        offsets = i + tl.arange(0, TERMS)
+    acc = tl.zeros((sizes.TERMS,), tl.float64)
+    for i in range(0, count, sizes.TERMS):
+        offsets = i + tl.arange(0, sizes.TERMS)
         acc += tl.load(numbers_ptr + offsets.to(tl.int64) * stride, mask=offsets < count, other=0.0).to(tl.float64)
     return tl.sum(acc, 0)
 

@@ -1,17 +1,4 @@
-"""The columns of the tables that the kernels read and write. Every name is a `tl.constexpr`, so kernels can use it.
-
-The settings of a group are in `rates.py`.
-"""
-
-from __future__ import annotations
-
-from triton.language import constexpr
-
-
-def columns(number: int) -> tuple[constexpr, ...]:
-    """Return the numbers of so many columns."""
-    return tuple(constexpr(i) for i in range(number))
-
+"""The columns of the tables that the kernels read and write; the settings of a group are in `rates.py`."""
 
 # ---- tensors: int64, what lasts. P is the outer factored axis in memory, Q the inner one; R lies along P, C along Q
 (
@@ -37,6 +24,7 @@ def columns(number: int) -> tuple[constexpr, ...]:
     SHRINK,  # a float64: a power of two that keeps sums of G² over P or Q in range
     FIRST_UNIT,  # of the first pass
     UNITS,
+    PARTS,  # programs that share a row
     FIRST_BLOCK,  # of columns
     BLOCKS,
     FIRST_TILE,  # of the last pass
@@ -48,8 +36,9 @@ def columns(number: int) -> tuple[constexpr, ...]:
     ROOT1,  # of the random numbers
     ROOT2,
     SWAPPED,  # 1: the paper's rows lie along Q, so that V̂ is divided by the mean of C
-) = columns(33)
-TENSOR = constexpr(33)  # columns of a row
+    MEAN_GIVEN,  # 1: the ranks find mean(R) together
+) = range(35)
+TENSOR = 35  # columns of a row
 
 # ---- matrices: int64, what lasts. A stack of matrices has many; an unfactored tensor has one
 (
@@ -64,12 +53,12 @@ TENSOR = constexpr(33)  # columns of a row
     NEW_ROW,  # where its new R and C begin among the vectors, and their inverse roots among the inverses
     NEW_COL,
     NUMBER,  # of its first element
-) = columns(11)
-MATRIX = constexpr(12)
+) = range(11)
+MATRIX = 12
 
 # ---- given: int64, uploaded when it has changed
-G_ADDRESS, MUST_MEASURE = columns(2)  # 0: no gradient; whether ΣX² must be measured before the step
-GIVEN = constexpr(2)
+G_ADDRESS, MUST_MEASURE = range(2)  # 0: no gradient; whether ΣX² must be measured before the step
+GIVEN = 2
 
 # ---- notes: float64, what a step finds out about a tensor
 (
@@ -91,9 +80,9 @@ GIVEN = constexpr(2)
     STEPS,
     CLIPPED,
     SKIPPED,
-) = columns(18)
-NOTES = constexpr(18)
+) = range(18)
+NOTES = 18
 
 # ---- sums: float64, what a unit of the first pass leaves
-ROW_SUM, ENERGY, PROBE = columns(3)  # the last one is 0 where G² is finite, else NaN
-SUMS = constexpr(3)
+ROW_SUM, ENERGY, PROBE = range(3)  # the last one is 0 where G² is finite, else NaN
+SUMS = 3

@@ -1,6 +1,7 @@
 """Between the passes: C and its share of ΣU² for every block of columns; the scalars of every tensor.
 
-Nothing is changed but scratch and notes: new C lies beside new R until the last pass takes both into the state.
+Nothing is changed but scratch and notes: new C lies beside new R until the last pass takes both into the state. With
+RAW, for shards, only column means of G² + ε₁ are left, and whether G² is finite.
 """
 
 from __future__ import annotations
@@ -10,66 +11,66 @@ import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
-from adafactor.kernels.triton.elements import address, at_least, inverse_root, number_at, total
+from adafactor.kernels.triton.elements import at_least, inverse_root, number_at, total
+from adafactor.kernels.triton.matrix import group_of, look_up
 from adafactor.kernels.triton.rates import TABLES
 
-BLOCK = tl.constexpr(sizes.BLOCK)
-GROUP = tl.constexpr(16)  # units whose column sums are added up at once
+TOGETHER = tl.constexpr(16)  # units whose column sums are added up at once
 
 
 @triton.jit
 def add_units(part_ptr, units, m, cols):
     """Add up the units' sums of some columns, in double."""
-    acc = tl.zeros((GROUP, BLOCK), tl.float64)
-    for u in range(0, units, GROUP):
-        unit = u + tl.arange(0, GROUP)
+    acc = tl.zeros((TOGETHER, sizes.BLOCK), tl.float64)
+    for u in range(0, units, TOGETHER):
+        unit = u + tl.arange(0, TOGETHER)
         mask = (unit < units)[:, None] & (cols < m)[None, :]
         acc += tl.load(part_ptr + 2 * unit.to(tl.int64)[:, None] * m + cols[None, :], mask=mask, other=0.0)
     return tl.sum(acc, 0)
 
 
 @triton.jit
-def fold_columns(
-    matrix_ptr,
-    tensor_ptr,
-    note_ptr,
-    group_ptr,
-    vectors_ptr,
-    inverses_ptr,
-    scratch_ptr,
-    sums_ptr,
-    grad_scale_ptr,
-    cols,
-    ST: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    """Make C of a block of columns; return mean(R), and ΣU² of these columns."""
-    m, units = number_at(tensor_ptr + f.M, ALIGNED), tl.load(matrix_ptr + f.OWN_UNITS).to(tl.int32)
-    part_ptr = scratch_ptr + number_at(matrix_ptr + f.PARTIAL, ALIGNED)
-    w2, beta2 = tl.load(note_ptr + f.W2), tl.load(note_ptr + f.BETA2)
-    n = tl.load(tensor_ptr + f.WHOLE_N).to(tl.float64)
-    shrink, scale = tl.load(tensor_ptr + f.SHRINK).to(tl.float64, bitcast=True), tl.load(grad_scale_ptr).to(tl.float64)
-    mean = add_units(part_ptr, units, m, cols) / (n * shrink * scale * scale) + tl.load(group_ptr + rates.EPS1)
-    state_ptr = address(tensor_ptr + f.COL, ST, False) + tl.load(matrix_ptr + f.COL_OFFSET)
-    stride, new_col = tl.load(tensor_ptr + f.COL_STRIDE), tl.load(matrix_ptr + f.NEW_COL)
-    old = tl.load(state_ptr + cols.to(tl.int64) * stride, mask=cols < m, other=1.0)
-    new = (old.to(tl.float64) * beta2 + mean * w2).to(ST)
-    tl.store(vectors_ptr + new_col + cols, new, mask=cols < m)
-    tl.store(inverses_ptr + new_col + cols, inverse_root(new), mask=cols < m)
+def mean_of_rows(memory, x, units, beta2):
+    """Return mean(R), or the mean of C where V̂ is divided by that."""
+    n, m = tl.load(x.tensor_ptr + f.WHOLE_N).to(tl.float64), x.m.to(tl.float64)
     mean_row = tl.full((), 1.0, tl.float64)
-    if tl.load(tensor_ptr + f.ROW) != 0:
-        mean_row = total(sums_ptr + tl.load(matrix_ptr + f.OWN_UNIT) * f.SUMS + f.ROW_SUM, units, f.SUMS) / n
-        if tl.load(tensor_ptr + f.SWAPPED) != 0:  # new C has the mean of new R, but for what was there before
-            row_ptr = address(tensor_ptr + f.ROW, ST, False) + tl.load(matrix_ptr + f.ROW_OFFSET)
-            old_row = total(row_ptr, n.to(tl.int32), tl.load(tensor_ptr + f.ROW_STRIDE)) / n
-            mean_row += beta2 * (total(state_ptr, m.to(tl.int32), stride) / m.to(tl.float64) - old_row)
-    energy = tl.where(cols < m, add_units(part_ptr + m, units, m, cols) / new.to(tl.float64), 0.0)
-    return mean_row, tl.sum(energy, 0) * mean_row
+    if x.row_end > 0:
+        own_ptr = memory.sums_ptr + tl.load(x.matrix_ptr + f.OWN_UNIT) * f.SUMS
+        mean_row = total(own_ptr + f.ROW_SUM, units, f.SUMS) / n
+        if tl.load(x.tensor_ptr + f.SWAPPED) != 0:  # new C has the mean of new R, but for what was there before
+            old_row = total(x.row_ptr, x.n, x.row_stride) / n
+            mean_row += beta2 * (total(x.col_ptr, x.m.to(tl.int32), x.col_stride) / m - old_row)
+    return mean_row
 
 
 @triton.jit
-def write_scalars(tensor_ptr, note_ptr, group_ptr, is_finite, found_inf, x2, u2):
+def fold_columns(memory, x, block, first, KIND: tl.constexpr, RAW: tl.constexpr):
+    """Make C of a block of columns, and its share of ΣU²."""
+    cols, n = first + tl.arange(0, sizes.BLOCK), tl.load(x.tensor_ptr + f.WHOLE_N).to(tl.float64)
+    units = tl.load(x.matrix_ptr + f.OWN_UNITS).to(tl.int32)
+    partials = units // tl.load(x.tensor_ptr + f.PARTS).to(tl.int32)
+    part_ptr = memory.scratch_ptr + number_at(x.matrix_ptr + f.PARTIAL, KIND)
+    shrink, scale = tl.load(x.tensor_ptr + f.SHRINK).to(tl.float64, bitcast=True), tl.load(memory.scaling_ptr)
+    mean = add_units(part_ptr, partials, x.m, cols) / (n * shrink * scale.to(tl.float64) * scale.to(tl.float64))
+    eps = tl.load(x.group_ptr + rates.EPS1)
+    if RAW:
+        tl.store(memory.wide_ptr + x.new_col + cols, mean + eps * x.n.to(tl.float64) / n, mask=cols < x.m)
+    else:
+        w2, beta2 = tl.load(x.note_ptr + f.W2), tl.load(x.note_ptr + f.BETA2)
+        old = tl.load(x.col_ptr + cols.to(tl.int64) * x.col_stride, mask=cols < x.m, other=1.0)
+        new = (old.to(tl.float64) * beta2 + (mean + eps) * w2).to(KIND.STAT)
+        tl.store(memory.vectors_ptr + x.new_col + cols, new, mask=cols < x.m)
+        tl.store(memory.inverses_ptr + x.new_col + cols, inverse_root(new), mask=cols < x.m)
+        mean_row = mean_of_rows(memory, x, units, beta2)
+        energy = tl.where(cols < x.m, add_units(part_ptr + x.m, partials, x.m, cols) / new.to(tl.float64), 0.0)
+        tl.store(x.mean_ptr, mean_row, mask=first == 0)
+        tl.store(memory.energies_ptr + block, tl.sum(energy, 0) * mean_row)
+
+
+@triton.jit
+def write_scalars(memory, tensor_ptr, note_ptr, is_finite, x2, u2):
     """Note whether the step is taken, and how long it is but for clipping, which begins the last pass."""
+    group_ptr, found_inf = group_of(memory, tensor_ptr), tl.load(memory.scaling_ptr + 1) != 0
     rms_x = tl.sqrt(x2 / tl.load(tensor_ptr + f.COUNT).to(tl.float64))
     size = tl.where(tl.load(group_ptr + rates.RELATIVE) != 0, at_least(tl.load(group_ptr + rates.EPS2), rms_x), 1.0)
     taken = is_finite | (tl.load(group_ptr + rates.IGNORE) != 0)
@@ -79,55 +80,27 @@ def write_scalars(tensor_ptr, note_ptr, group_ptr, is_finite, found_inf, x2, u2)
     tl.store(note_ptr + f.U2, u2)
 
 
-@triton.jit(
-    do_not_specialize=["first_block", "block_count", "first_tensor"],
-    do_not_specialize_on_alignment=["grad_scale_ptr", "found_inf_ptr"],
-)
-def fold(
-    tensors_ptr,
-    matrices_ptr,
-    blocks_ptr,
-    given_ptr,
-    numbers_ptr,
-    notes_ptr,
-    vectors_ptr,
-    inverses_ptr,
-    scratch_ptr,
-    sums_ptr,
-    energies_ptr,
-    means_ptr,
-    squares_ptr,
-    grad_scale_ptr,
-    found_inf_ptr,
-    first_block,
-    block_count,
-    first_tensor,
-    ST: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["first_block", "block_count", "first_tensor"])
+def fold(memory, first_block, block_count, first_tensor, KIND: tl.constexpr, RAW: tl.constexpr):
     """Run a program for each block of columns, then one for each tensor."""
     tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
     block, number = program + first_block, program - block_count + first_tensor
+    place, first = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32)
     if program < block_count:
-        place = tl.load(blocks_ptr + 2 * block).to(tl.int64)
-        matrix_ptr = matrices_ptr + place * f.MATRIX
-        number = tl.load(matrix_ptr + f.OF)
-        tensor_ptr, note_ptr = tensors_ptr + number * f.TENSOR, notes_ptr + number * f.NOTES
-        if tl.load(given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:
-            group_ptr = numbers_ptr + tl.load(tensor_ptr + f.GROUP) * rates.NUMBERS
-            first = tl.load(blocks_ptr + 2 * block + 1)
-            mean_row, energy = fold_columns(
-                matrix_ptr, tensor_ptr, note_ptr, group_ptr, vectors_ptr, inverses_ptr, scratch_ptr, sums_ptr,
-                grad_scale_ptr, first + tl.arange(0, BLOCK), ST, ALIGNED,
-            )  # fmt: skip
-            tl.store(means_ptr + place, mean_row, mask=first == 0)
-            tl.store(energies_ptr + block, energy)
-    elif tl.load(given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:
-        tensor_ptr, note_ptr = tensors_ptr + number * f.TENSOR, notes_ptr + number * f.NOTES
-        group_ptr = numbers_ptr + tl.load(tensor_ptr + f.GROUP) * rates.NUMBERS
-        own_ptr, units = sums_ptr + tl.load(tensor_ptr + f.FIRST_UNIT) * f.SUMS, tl.load(tensor_ptr + f.UNITS)
-        u2 = total(own_ptr + f.ENERGY, units.to(tl.int32), f.SUMS)
-        is_finite = total(own_ptr + f.PROBE, units.to(tl.int32), f.SUMS) == 0
-        x2 = total(squares_ptr + tl.load(tensor_ptr + f.FIRST_TILE), tl.load(tensor_ptr + f.TILES).to(tl.int32), 1)
-        write_scalars(tensor_ptr, note_ptr, group_ptr, is_finite, tl.load(found_inf_ptr) != 0, x2, u2)
+        place, first = tl.load(memory.blocks_ptr + 2 * block).to(tl.int64), tl.load(memory.blocks_ptr + 2 * block + 1)
+        number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
+    if tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:
+        if program < block_count:
+            fold_columns(memory, look_up(memory, place, KIND), block, first, KIND, RAW)
+        else:
+            tensor_ptr, note_ptr = memory.tensors_ptr + number * f.TENSOR, memory.notes_ptr + number * f.NOTES
+            own_ptr = memory.sums_ptr + tl.load(tensor_ptr + f.FIRST_UNIT) * f.SUMS
+            units, tiles = tl.load(tensor_ptr + f.UNITS).to(tl.int32), tl.load(tensor_ptr + f.TILES).to(tl.int32)
+            is_finite = total(own_ptr + f.PROBE, units, f.SUMS) == 0
+            if RAW:
+                tl.store(note_ptr + f.TAKEN, tl.where(is_finite, 1.0, 0.0))
+            else:
+                u2 = total(own_ptr + f.ENERGY, units, f.SUMS)
+                x2 = total(memory.squares_ptr + tl.load(tensor_ptr + f.FIRST_TILE), tiles, 1)
+                write_scalars(memory, tensor_ptr, note_ptr, is_finite, x2, u2)

@@ -1,12 +1,12 @@
 """What depends on a group's settings and t alone: the one place to change for a new scalar keyword.
 
-`rows_of` makes a table of the settings of groups, and `write_rates` makes of it the rates of a step, as
+`row_of` makes a row of a table of the settings of a group, and `write_rates` makes of it the rates of a step, as
 `Settings.rates` does for the other backends: on the device, where t is, so that the host need not wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 
 import triton
 import triton.language as tl
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton import sizes
 from adafactor.kernels.triton.elements import mix
 
 # ---- numbers: float64, the settings of a group, uploaded when they have changed
@@ -25,23 +26,27 @@ from adafactor.kernels.triton.elements import mix
     OF_GRADIENT,
     BETA2,  # negative: 1 − t^−c
     DECAY_RATE,  # c
+    BETA2_MAX,  # 1: no bound
     CLIP,  # 0: none
     EPS1,
     EPS2,
     WEIGHT_DECAY,
     SIGN,
     IGNORE,
-) = f.columns(13)
+) = map(tl.constexpr, range(14))
 NUMBERS = tl.constexpr(16)
 
-# All columns. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has changed, but
-# not when a module's attribute has. So every kernel names this constant.
+# All columns and sizes. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has
+# changed, but not when a module's attribute has. So every kernel names this constant.
 TABLES = tl.constexpr(
-    repr(sorted((k, v.value) for k, v in (vars(f) | globals()).items() if isinstance(v, tl.constexpr)))
-)
+    repr([
+        sorted((name, str(value)) for name, value in vars(module).items() if name.isupper())
+        for module in (f, sizes, sys.modules[__name__])
+    ])
+)  # fmt: skip
 
 
-def row_of(s: Settings) -> list[float]:
+def row_of(s: Settings) -> tuple[float, ...]:
     """Return the numbers of a group; a learning rate that lies on a device is copied there, later."""
     row: list[float] = [
         0.0 if isinstance(s.lr, Tensor) else s.lr,
@@ -51,18 +56,14 @@ def row_of(s: Settings) -> list[float]:
         s.momentum_of == "gradient",
         -1.0 if s.beta2 is None else s.beta2,
         s.decay_rate,
+        1.0 if s.beta2_max is None else s.beta2_max,
         s.clip or 0.0,
         *s.eps,
         s.weight_decay,
         -1.0 if s.maximize else 1.0,
         s.on_nonfinite == "ignore",
     ]
-    return [*map(float, row), 0.0, 0.0, 0.0]
-
-
-def rows_of(settings: Sequence[Settings]) -> list[list[float]]:
-    """Return the table of all groups."""
-    return [row_of(s) for s in settings]
+    return *map(float, row), 0.0, 0.0
 
 
 @triton.jit
@@ -79,6 +80,7 @@ def write_rates(tensor_ptr, group_ptr, note_ptr):
     t = tl.load(tl.load(tensor_ptr + f.STEP).to(tl.pointer_type(tl.float32))).to(tl.float64) + 1.0
     beta1, beta2 = tl.load(group_ptr + BETA1), tl.load(group_ptr + BETA2)
     increasing = tl.exp(-tl.load(group_ptr + DECAY_RATE) * tl.log(t))
+    increasing = tl.maximum(increasing, 1.0 - tl.load(group_ptr + BETA2_MAX))
     constant = corrected_decay(t, tl.where(beta2 < 0, 0.5, beta2))
     tl.store(note_ptr + f.W2, tl.where(beta2 < 0, increasing, 1.0 - constant))
     tl.store(note_ptr + f.BETA2, tl.where(beta2 < 0, 1.0 - increasing, constant))

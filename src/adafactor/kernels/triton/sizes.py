@@ -6,16 +6,14 @@ the order: the bits are the same on the same kind of card with the same Triton.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 HELD = 8192  # elements of G that a program of 8 warps keeps in registers, of float32 and without momentum
 LINE, LINES = 512, 32  # elements of a line, and lines of a tile of the last pass
 NARROW = 256  # columns: up to so many, a line of a tile consists of several rows
-LEAST, SHORT = (
-    8,
-    128,
-)  # columns that a program of the first pass holds, if only to ignore some; up to these in one chunk
+LEAST = 8  # columns that a program of the first pass holds, if only to ignore some
+SHORT = 128  # columns: up to so many are one chunk
 UNFACTORED_UNIT = 64  # lines
 BLOCK = 64  # columns that a program of `fold` adds up
 UNITS = 512  # at most, of a matrix
@@ -26,38 +24,42 @@ TERMS = 2048  # numbers that a program adds up at once
 ALIGNMENT = 16  # bytes that a thread loads at once
 
 
-class Tiling(NamedTuple):
-    """How a unit of the first pass holds rows: `rows` of them at a time, each in `chunks` pieces of `chunk` columns."""
+@dataclass(frozen=True, order=True)
+class Tiling:
+    """How a unit of the first pass holds rows: `rows` of them at a time, each in `chunks` pieces of `chunk` columns.
+
+    A row that no program can hold has `parts`, each held by a program of its own, which reads the whole row.
+    """
 
     rows: int
-    chunk: int
-    chunks: int  # 0: no program can hold a row, so that G is read twice
-    warps: int
+    chunk: int = 0
+    chunks: int = 0  # 0: the tensor is unfactored, and its rows are lines
+    warps: int = 8
+    parts: int = 1
+    width: int = 0  # columns of a part
 
-
-def held(double: bool, of_gradient: bool) -> int:
-    """Return the elements that a program of 8 warps holds: G and, for the momentum of gradients, its average.
-
-    A double takes two registers, and arithmetic with it some more.
-    """
-    return HELD >> 2 * double >> of_gradient
+    @property
+    def is_part(self) -> bool:
+        """Whether a program holds less than a row at a time."""
+        return self.parts > 1 or self.chunk * self.chunks < self.width
 
 
 @lru_cache(maxsize=4096)
-def tiling(m: int, itemsize: int, held: int) -> Tiling:
-    """Return how rows of m elements of this size are held.
+def tiling(m: int, held: int, longest: int) -> Tiling:
+    """Return how rows of m elements are held, where 8 warps hold so many elements, and a program the longest row.
 
     As many as fit, in chunks of as many elements as all threads load at once: so a thread has elements of one row, and
     at most a fifth of what it has is beyond the row's end. Of short rows a thread has several, and fewer elements.
     """
-    if m > 2 * held:
-        return Tiling(4, held // 8, 0, 8)
     size = max(1 << (m - 1).bit_length(), LEAST)
     if m <= SHORT:
-        return Tiling(held // 2 // size, size, 1, 8)
-    room, warps = held << (m > held), 16 if m > held else 8
+        return Tiling(held // 2 // size, size, 1, width=size)
+    parts = 1 if m <= longest else -(-m // (longest // 8 * 7))  # other columns take registers, too
+    size = min(size, longest)
+    room, warps = held << (size > held), 16 if size > held else 8
     chunk = size // max(room // (128 * warps), 1)
-    return Tiling(room // size, chunk, -(-m // chunk), warps)
+    chunks = -(-m // (chunk * parts))
+    return Tiling(room // size, chunk, chunks, warps, parts, chunk * chunks)
 
 
 @lru_cache(maxsize=4096)

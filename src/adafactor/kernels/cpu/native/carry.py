@@ -17,29 +17,22 @@ import numpy as np
 
 from adafactor.kernels.cpu.native import jobs, lines
 from adafactor.kernels.cpu.native.compiling import as_written, summing
-from adafactor.kernels.cpu.native.elements import Dtypes
-from adafactor.kernels.cpu.native.intrinsics import array_at, narrow, view, widen
+from adafactor.kernels.cpu.native.elements import Kind
+from adafactor.kernels.cpu.native.intrinsics import call_at, narrow, view
 from adafactor.kernels.cpu.native.jobs import Job
+from adafactor.kernels.cpu.native.lines import Rates
 
 
 @as_written
-def may_rely(job: Job) -> bool:
-    """Say whether there is a carried sum to rely on, if the heaviest lines are what they were."""
-    return bool(job.carries_x2 and job.x2_confirmed and jobs.is_accurate(job, job.x2_after) and job.heaviest_x2 > 0)
-
-
-@as_written
-def chunk_of_line(job: Job, line: int) -> int:
-    """Return the chunk in which a line lies."""
-    p = line // job.S
-    return p // job.P * job.chunks + p % job.P // job.rows
-
-
-@as_written
-def rely(job: Job) -> None:
-    """Take the carried sum if the heaviest lines, which were just summed again, are what they were; else X is read."""
-    if job.checked_x2 == job.heaviest_x2:
-        job.x2, job.reads_x2 = job.x2_after, 0
+def rely_on_carried(job: Job, address: int, scratch: int) -> None:
+    """Take the carried sum if there is one, and the heaviest lines are what they were; else X is read."""
+    job.needs_correction, job.reads_x2 = 0, job.measures_x and job.estimator != jobs.FULL
+    if job.carries_x2 and job.x2_confirmed and jobs.is_accurate(job, job.x2_after) and job.heaviest_x2 > 0:
+        p = job.heaviest_line // job.S
+        chunk = p // job.P * job.chunks + p % job.P // job.rows
+        call_at(job.measure, address, jobs.CHECK, chunk, scratch)  # sums the two lines again
+        if job.x2 == job.heaviest_x2:
+            job.x2, job.reads_x2 = job.x2_after, 0
 
 
 @as_written
@@ -56,7 +49,8 @@ def carry_on(job: Job) -> None:
     job.needs_correction = 0
     if not job.carries_x2:
         return
-    results, job.heaviest_x2 = array_at(job.results, jobs.RESULTS * job.B * job.chunks, np.float64), -1.0
+    results = view(job.scratch + job.results, 0, jobs.RESULTS * job.B * job.chunks, np.float64)
+    job.heaviest_x2 = -1.0
     for i in range(0, len(results), jobs.RESULTS):
         if results[i + 2] > job.heaviest_x2:
             job.heaviest_x2, job.heaviest_line = results[i + 2], int(results[i + 3])
@@ -67,7 +61,7 @@ def carry_on(job: Job) -> None:
 
 
 @summing
-def measure_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+def measure_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Sum X² of a chunk, where nothing is carried."""
     length, total = job.Q * job.K, 0.0
     b, start, stop = jobs.span(job, chunk)
@@ -75,40 +69,24 @@ def measure_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes
         for s in range(job.S):
             line = jobs.line_at(job, jobs.numerator(job), b, p, s)
             for q in range(0, length, jobs.WIDTH):
-                x = view(job.x, line.x + q, min(jobs.WIDTH, length - q), dtypes.x)
-                total += lines.sum_of_squares(x, dtypes.stat)
+                x = view(job.x, line.x + q, min(jobs.WIDTH, length - q), kind.x)
+                total += lines.sum_of_squares(x, kind.sum)
     jobs.set_results(job, chunk, total, 0.0, 0.0, 0.0)
 
 
 @summing
-def measure_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
-    """Sum X² of the whole tensor in double, where float32 has no room for the squares."""
-    length, total = job.Q * job.K, 0.0
-    for b in range(job.B):
-        for p in range(job.P):
-            for s in range(job.S):
-                line = jobs.line_at(job, jobs.numerator(job), b, p, s)
-                x = view(job.x, line.x, length, dtypes.x)
-                for j in range(length):
-                    a = widen(x[j], np.float64)
-                    total += a * a
-    job.x2 = total
-
-
-@summing
-def correct_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Step a chunk of X once more, by the difference between the right step and the one that was taken."""
-    one, tile = narrow(1.0, dtypes.stat), array_at(scratch, jobs.tile_length(job), dtypes.stat)
-    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
-    of, missing = jobs.numerator(job), job.scale - job.scale_used
-    factor = narrow(job.w1 * missing if job.momentum == jobs.OF_UPDATE else missing, dtypes.stat)
+    one, size = narrow(1.0, kind.stat), jobs.stretch_length(job)
+    of, tile, missing = jobs.numerator(job), view(scratch, 0, size, kind.stat), job.scale - job.scale_used
+    factor = narrow(job.w1 * missing if job.momentum == jobs.OF_UPDATE else missing, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
             line = jobs.line_at(job, of, b, p, s)
-            lines.repeat(row, line.number * job.K, job.K, one, tile)
-            for q in range(0, job.Q * job.K, len(tile)):
-                part = jobs.stretch_at(job, of, line, q, len(tile), dtypes)
-                lines.descend(part.x, part.g, tile, part.col, factor, one)
+            row = kind.row_scale(job, line, one, tile, kind.stat)
+            for q in range(0, job.Q * job.K, size):
+                part = jobs.stretch_at(job, of, line, q, size, kind)
+                lines.descend(part.x, part, row, False, Rates(factor, one, one, one))
                 if job.momentum == jobs.OF_UPDATE:
-                    lines.descend(part.m, part.g, tile, part.col, -factor, one)
+                    lines.descend(part.m, part, row, False, Rates(-factor, one, one, one))

@@ -12,15 +12,17 @@ from adafactor.kernels.cpu.native.compiling import OPTIONS
 from adafactor.kernels.cpu.native.intrinsics import narrow
 
 
-class Dtypes(NamedTuple):
-    """The types in which X, G and the statistics are stored: float32, float64, uint16 (bfloat16) or int16 (float16).
+class Kind(NamedTuple):
+    """What a part is compiled for: Numba compiles a loop anew for every combination that it is called with.
 
-    Numba compiles a loop anew for every combination that it is called with.
+    The types in which X, G and the statistics are stored are float32, float64, uint16 (bfloat16) or int16 (float16).
     """
 
     x: Any
     g: Any
     stat: Any
+    sum: Any  # in which squares are summed: the statistics' type, or double where that has no room for them
+    row_scale: Any  # `lines.scale_of_line`, or `lines.scales_of_slices` where lines consist of slices
 
 
 def stochastic(value: Any, word: Any, like: Any) -> Any:

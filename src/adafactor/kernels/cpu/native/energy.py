@@ -18,8 +18,8 @@ import numpy as np
 
 from adafactor.kernels.cpu.native import jobs, lines
 from adafactor.kernels.cpu.native.compiling import as_written, summing
-from adafactor.kernels.cpu.native.elements import Dtypes
-from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, root, size_of, widen
+from adafactor.kernels.cpu.native.elements import Kind
+from adafactor.kernels.cpu.native.intrinsics import Array, narrow, root, view
 from adafactor.kernels.cpu.native.jobs import Job
 
 LOST = 1.2e-38  # the smallest normal float32
@@ -28,14 +28,14 @@ LOST = 1.2e-38  # the smallest normal float32
 @as_written
 def state_index(offsets: int, j: int) -> int:
     """Return where the state keeps entry j of a factor."""
-    return int(array_at(offsets + 8 * j, 1, np.int64)[0]) if offsets else j
+    return int(view(offsets, j, 1, np.int64)[0]) if offsets else j
 
 
 @as_written
 def averaged_row(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
     """Return R as it will be, given the sum of its line: what `factors` computes later, to the bit."""
     where = state_index(job.row_offsets, b * job.P * job.S * job.K + r)
-    old = job.beta2 * array_at(job.row_state + size_of(stat) * where, 1, stat)[0]
+    old = job.beta2 * view(job.row_state, where, 1, stat)[0]
     new: float = old + job.w2 * ((row[r] + job.Q * job.eps1) / job.n_cols)
     return new
 
@@ -49,7 +49,7 @@ def row_scale_of(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
 
 
 @summing
-def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
+def energy_of_columns(job: Job, col: Array, means: Array) -> float:
     """Return ΣU² from the column energies; `means` is mean(R), or 1 where C was divided by it.
 
     NaN if float32 has lost too much: a square below `LOST` vanishes from the column energy, but mean(R)/C may be large.
@@ -57,60 +57,40 @@ def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
     line, total, most = job.Q * job.K, 0.0, 0.0
     for o in range(job.B * job.S):
         b = o // job.S
-        energy = array_at(job.column_energy + 8 * (b * job.chunks * job.S + o - b * job.S) * line, line, np.float64)
+        first = b * job.chunks * job.S + o - b * job.S
+        energy = view(job.scratch + job.column_energy, first * line, line, np.float64)
         for j in range(line):
             factor = means[o * job.K + j % job.K] / col[o * line + j]
             total += energy[j] * factor
             most += factor
-    if size_of(stat) == 4 and job.P * LOST * most > 1e-6 * total + 1e-12 * job.count:
+    if jobs.is_single(job) and job.P * LOST * most > 1e-6 * total + 1e-12 * job.count:
         return np.nan
     return total
 
 
 @summing
-def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Second pass: sum U² of a chunk."""
-    of, tile, u2 = jobs.numerator(job), array_at(scratch, jobs.tile_length(job), dtypes.stat), 0.0
-    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
+    of, size, u2 = jobs.numerator(job), jobs.stretch_length(job), 0.0
+    tile = view(scratch, 0, size, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
             line = jobs.line_at(job, of, b, p, s)
-            if job.K == 1:
-                for q in range(0, job.Q, jobs.WIDTH):
-                    part = jobs.stretch_at(job, of, line, q, jobs.WIDTH, dtypes)
-                    u2 += lines.energy_of(part.g, row[line.number], part.col)
-            else:
-                lines.repeat(row, line.number * job.K, job.K, narrow(1.0, dtypes.stat), tile)
-                for q in range(0, job.Q * job.K, len(tile)):
-                    part = jobs.stretch_at(job, of, line, q, len(tile), dtypes)
-                    u2 += lines.energy_of(part.g, tile, part.col)
+            row = kind.row_scale(job, line, narrow(1.0, kind.stat), tile, kind.stat)
+            for q in range(0, job.Q * job.K, size):
+                part = jobs.stretch_at(job, of, line, q, size, kind)
+                u2 += lines.energy_of(part.g, row, part.col, kind.sum)
     jobs.set_results(job, chunk, u2, 0.0, 0.0, 0.0)
 
 
 @summing
-def blend_lines(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+def blend_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Average a chunk of G into its momentum, before the second pass reads it."""
-    of, weight = jobs.gradient(job), narrow(job.w1, dtypes.stat)
+    of, weight = jobs.gradient(job), narrow(job.w1, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
             line = jobs.line_at(job, of, b, p, s)
-            part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
+            part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, kind)
             lines.blend(part.m, part.g, weight)
-
-
-@summing
-def energy_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
-    """Sum U² of the whole tensor in double, where float32 has no room for the squares."""
-    of, total = jobs.numerator(job), 0.0
-    row = array_at(job.row_scale, job.B * job.P * job.S * job.K, dtypes.stat)
-    for b in range(job.B):
-        for p in range(job.P):
-            for s in range(job.S):
-                line = jobs.line_at(job, of, b, p, s)
-                part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, dtypes)
-                for j in range(len(part.g)):
-                    u = widen(part.g[j], np.float64) * row[line.number * job.K + j % job.K] * part.col[j]
-                    total += u * u
-    job.u2 = total

@@ -10,9 +10,9 @@ from numba.extending import overload, register_jitable
 from adafactor.core import equations
 from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written, summing
-from adafactor.kernels.cpu.native.elements import Dtypes
+from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.energy import averaged_row, energy_of_columns, state_index
-from adafactor.kernels.cpu.native.intrinsics import Array, array_at, narrow, root, size_of, view, widen
+from adafactor.kernels.cpu.native.intrinsics import Array, narrow, root, view, widen
 from adafactor.kernels.cpu.native.jobs import Job
 from adafactor.kernels.cpu.native.lines import add, fill
 
@@ -26,7 +26,7 @@ def add_up_rows(job: Job) -> None:
         job.u2, job.x2 = jobs.total_of(job, jobs.FIRST), jobs.total_of(job, jobs.SECOND)
         job.finite = jobs.total_of(job, jobs.THIRD)
         return
-    row, total = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), 0.0
+    row, total = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), 0.0
     for j in range(len(row)):
         total += row[j]
     job.finite = total
@@ -37,42 +37,42 @@ def means_of_sums(job: Job) -> None:
     """Turn row sums into means of G² + ε₁, and add up the chunks' column sums to such means."""
     if job.estimator == jobs.FULL:
         return
-    row, size = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.S * job.Q * job.K
+    row, size = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), job.S * job.Q * job.K
     for j in range(len(row)):
         row[j] = (row[j] + job.Q * job.eps1) / job.n_cols
     wanted = size if jobs.energy_in_first_pass(job) else 0
     for b in range(job.B):
-        col = array_at(job.col + 8 * b * size, size, np.float64)
-        fill(col, 0, size, job.P * job.eps1)
-        energy = array_at(job.column_energy + 8 * b * job.chunks * size, wanted, np.float64)
+        col = view(job.scratch + job.col, b * size, size, np.float64)
+        fill(col, job.P * job.eps1)
+        energy = view(job.scratch + job.column_energy, b * job.chunks * size, wanted, np.float64)
         for chunk in range(b * job.chunks, (b + 1) * job.chunks):
-            add(col, array_at(job.partial + 8 * chunk * size, size, np.float64))
+            add(col, view(job.scratch + job.partial, chunk * size, size, np.float64))
             if chunk > b * job.chunks:
-                add(energy, array_at(job.column_energy + 8 * chunk * size, wanted, np.float64))
+                add(energy, view(job.scratch + job.column_energy, chunk * size, wanted, np.float64))
         for j in range(size):
             col[j] /= job.n_rows
 
 
 @summing
-def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Sum G² of the whole tensor again, in double: their sum left float32, though perhaps none of the squares did.
 
     The columns' sums and energies go into the first chunk of each slice of the batch.
     """
-    largest = 3.4028234663852886e38 if size_of(dtypes.stat) == 4 else 1.7976931348623157e308
-    row, line = array_at(job.row, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
+    largest = 3.4028234663852886e38 if jobs.is_single(job) else 1.7976931348623157e308
+    row, line = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
     size, total, wanted = job.chunks * job.S * line, 0.0, jobs.energy_in_first_pass(job)
-    fill(row, 0, len(row), 0.0)
+    fill(row, 0.0)
     for b in range(job.B):
-        partial = array_at(job.partial + 8 * b * size, size, np.float64)
-        energy = array_at(job.column_energy + 8 * b * size, size if wanted else 0, np.float64)
-        fill(partial, 0, size, 0.0)
-        fill(energy, 0, len(energy), 0.0)
+        partial = view(job.scratch + job.partial, b * size, size, np.float64)
+        energy = view(job.scratch + job.column_energy, b * size, size if wanted else 0, np.float64)
+        fill(partial, 0.0)
+        fill(energy, 0.0)
         for p in range(job.P):
             for s in range(job.S):
                 r = (p * job.S + s) * job.K
                 rows = row[b * job.P * job.S * job.K :]
-                g = view(job.g, b * job.gb + p * job.gp + s * job.gs, line, dtypes.g)
+                g = view(job.g, b * job.gb + p * job.gp + s * job.gs, line, kind.g)
                 for j in range(line):
                     a = widen(g[j], np.float64)
                     square = a * a if a * a <= largest else np.inf
@@ -82,7 +82,7 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
                 for j in range(line if wanted else 0):
                     a = widen(g[j], np.float64)
                     k = r + j % job.K
-                    new = 1.0 if job.estimator == jobs.COLUMN else averaged_row(job, b, rows, k, dtypes.stat)
+                    new = 1.0 if job.estimator == jobs.COLUMN else averaged_row(job, b, rows, k, kind.stat)
                     energy[s * line + j] += a * a / new
     job.finite = total
 
@@ -91,50 +91,49 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dt
 
 
 @summing
-def factors(job: Job, phase: int, chunk: int, scratch: int, dtypes: Dtypes) -> None:
+def factors(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them."""
-    if job.estimator == jobs.FULL:
-        return
     batch = job.S * job.K
-    row = array_at(job.row, job.B * job.P * batch, np.float64)
-    col = array_at(job.col, job.B * job.Q * batch, np.float64)
-    row_scale = array_at(job.row_scale, len(row), dtypes.stat)
-    col_scale = array_at(job.col_scale, len(col), dtypes.stat)
-    means = array_at(job.means, job.B * batch, np.float64)
-    fill(means, 0, len(means), 1.0)
+    row = view(job.scratch + job.row, 0, job.B * job.P * batch, np.float64)
+    col = view(job.scratch + job.col, 0, job.B * job.Q * batch, np.float64)
+    row_scale = view(job.scratch + job.row_scale, 0, len(row), kind.stat)
+    col_scale = view(job.scratch + job.col_scale, 0, len(col), kind.stat)
+    means = view(job.scratch + job.means, 0, job.B * batch, np.float64)
+    fill(means, 1.0)
     if job.estimator != jobs.COLUMN:
-        _average(row, job.row_state, job.row_offsets, job.row_scale, job.beta2, job.w2, dtypes.stat)
+        old = view(job.scratch + job.row_scale, 0, len(row), np.float64)
+        _average(row, job.row_state, job.row_offsets, old, job.beta2, job.w2, kind.stat)
         if job.estimator == jobs.OUTER and not job.swapped:
             _normalise(row, job.B, job.P, batch, job.known_mean, means)
         _inverse_root(row, row_scale)
     else:
-        fill(row_scale, 0, len(row), narrow(1.0, dtypes.stat))
+        fill(row_scale, 1.0)
     if job.estimator != jobs.ROW:
-        _average(col, job.col_state, job.col_offsets, job.col_scale, job.beta2, job.w2, dtypes.stat)
+        old = view(job.scratch + job.col_scale, 0, len(col), np.float64)
+        _average(col, job.col_state, job.col_offsets, old, job.beta2, job.w2, kind.stat)
         if job.estimator == jobs.OUTER and job.swapped:
             _normalise(col, job.B * job.S, job.Q, job.K, job.known_mean, means)
-            fill(means, 0, len(means), 1.0)  # C has been divided by them
+            fill(means, 1.0)  # C has been divided by them
         _inverse_root(col, col_scale)
     else:
-        fill(col, 0, len(col), 1.0)
-        fill(col_scale, 0, len(col), narrow(1.0, dtypes.stat))
+        fill(col, 1.0)
+        fill(col_scale, 1.0)
     if jobs.energy_in_first_pass(job):
-        job.u2 = energy_of_columns(job, col, means, dtypes.stat)
+        job.u2 = energy_of_columns(job, col, means)
 
 
 @as_written
-def _average(new: Array, state: int, offsets: int, scratch: int, beta2: float, w2: float, stat: Any) -> None:
+def _average(new: Array, state: int, offsets: int, old: Array, beta2: float, w2: float, stat: Any) -> None:
     """Average new means into a factor of the state: β̂₂·old + (1 − β̂₂)·new, a sum of positive terms.
 
     In two loops, so that product and sum are not fused: copies of a factor on several ranks must not differ.
     """
-    old, size = array_at(scratch, len(new), np.float64), size_of(stat)
     for j in range(len(new)):
-        old[j] = beta2 * array_at(state + size * state_index(offsets, j), 1, stat)[0]
+        old[j] = beta2 * view(state, state_index(offsets, j), 1, stat)[0]
         new[j] *= w2
     for j in range(len(new)):
         new[j] += old[j]
-        array_at(state + size * state_index(offsets, j), 1, stat)[0] = narrow(new[j], stat)
+        view(state, state_index(offsets, j), 1, stat)[0] = narrow(new[j], stat)
 
 
 @summing
@@ -144,7 +143,7 @@ def _normalise(values: Array, outer: int, count: int, inner: int, known: int, me
         for i in range(inner):
             mean = 0.0
             if known:  # from outside: here is only a part of the factor
-                mean = array_at(known, outer * inner, np.float64)[o * inner + i]
+                mean = view(known, o * inner + i, 1, np.float64)[0]
             else:
                 for j in range(count):
                     mean += values[(o * count + j) * inner + i]

@@ -39,20 +39,6 @@ def _view(context: Any, address: Any, start: Any, size: Any, dtype: Any) -> Any:
     return view(types.int64, types.int64, types.int64, dtype), generate
 
 
-def _array_at(context: Any, address: Any, size: Any, dtype: Any) -> Any:
-    signature, generate_view = _view(context, address, types.int64, size, dtype)
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        return generate_view(context, builder, signature, [arguments[0], WORD(0), *arguments[1:]])
-
-    return signature.return_type(types.int64, types.int64, dtype), generate
-
-
-def _size_of(context: Any, dtype: Any) -> Any:
-    size = dtype.dtype.bitwidth // 8
-    return types.int64(dtype), lambda context, *_: context.get_constant(types.int64, size)
-
-
 def _add_at(context: Any, address: Any, number: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.atomic_rmw("add", builder.inttoptr(arguments[0], WORD.as_pointer()), arguments[1], "seq_cst")
@@ -69,12 +55,8 @@ def _call_at(context: Any, function: Any, job: Any, phase: Any, chunk: Any, scra
     return types.void(*[types.int64] * 5), generate
 
 
-# array_at(address, size, dtype) returns the memory at an address as an array.
-array_at: Callable[[int, int, Any], Array] = inline(_array_at)
-# view(address, start, size, dtype) does so from a number on.
+# view(address, start, size, dtype) returns so many of the numbers at an address, from number `start` on, as an array.
 view: Callable[[int, int, int, Any], Array] = inline(_view)
-# size_of(dtype) returns the bytes of a number of this type.
-size_of: Callable[[Any], int] = inline(_size_of)
 # add_at(address, n) adds n to an integer that threads share, and returns what was there.
 add_at: Callable[[int, int], int] = inline(_add_at)
 # call_at(function, job, phase, chunk, scratch) calls the machine code at an address.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
-from numba.extending import register_jitable
 
 from adafactor.kernels import memory_order
-from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written, summing
-from adafactor.kernels.cpu.native.elements import Dtypes
-from adafactor.kernels.cpu.native.intrinsics import Array, array_at, view
+from adafactor.kernels.cpu.native.compiling import as_written, summing
+from adafactor.kernels.cpu.native.elements import Kind
+from adafactor.kernels.cpu.native.intrinsics import Array, view
+from adafactor.kernels.memory_order import MemoryOrder
 
 WIDTH, RESULTS = memory_order.WIDTH, memory_order.RESULTS
 TALL = 64  # rows that are summed in the statistics' precision
@@ -92,10 +93,11 @@ class Job:
     decay: float
     # Results of this step, which is X·decay − scale·U.
     taken: int
-    is_clipped: int
     finite: float  # a number that is finite if all of G² is
     u2: float
     x2: float
+    # Results of the last step that was taken, this one or one before.
+    is_clipped: int
     scale: float
     alpha: float
     rms_x: float
@@ -108,17 +110,13 @@ class Job:
     heaviest_x2: float
     reads_x2: int
     needs_correction: int
-    checked_x2: float
     scale_used: float
-    # For the report: counts since they were last read, and the last step that was taken.
+    # For the report: counts since they were last read, and β̂₂ of the last step that was taken.
     steps: int
     clipped: int
     skipped: int
-    noted_beta2: float
-    noted_alpha: float
-    noted_rms_x: float
-    noted_rms_u: float
-    # Addresses of the machine code for the phases, set by `parts`; 0: not needed, or not loaded yet.
+    beta2_taken: float
+    # Addresses of the machine code for the phases, set by `parts`; 0: not needed.
     moments: int
     moments_in_double: int
     factors: int
@@ -129,7 +127,8 @@ class Job:
     measure_in_double: int
     apply: int
     correct: int
-    # Addresses of scratch, in the order of `memory_order.scratch_lengths`.
+    # Scratch: its address; where in it each vector begins (see `MemoryOrder.lengths`), and its end, in bytes.
+    scratch: int
     row: int
     col: int
     row_scale: int
@@ -138,6 +137,7 @@ class Job:
     partial: int
     column_energy: int
     results: int
+    scratch_bytes: int
 
 
 def record(fields: type) -> np.dtype[Any]:
@@ -147,8 +147,8 @@ def record(fields: type) -> np.dtype[Any]:
 
 
 JOB = record(Job)
-SCRATCH = "row", "col", "row_scale", "col_scale", "means", "partial", "column_energy", "results"
-scratch_lengths = register_jitable(**OPTIONS)(memory_order.scratch_lengths)
+GEOMETRY = "B", "P", "S", "Q", "K", "xb", "xp", "xs", "gb", "gp", "gs", "rows", "chunks"
+SCRATCH = "row", "col", "row_scale", "col_scale", "means", "partial", "column_energy", "results", "scratch_bytes"
 
 
 def new_jobs(count: int) -> Array:
@@ -160,10 +160,18 @@ def new_jobs(count: int) -> Array:
     return jobs
 
 
+def lay_out(job: Any, order: MemoryOrder) -> None:
+    """Describe the geometry of a job's tensor, and its scratch: vectors, one after the other."""
+    geometry = *order.sizes, *order.strides, order.rows, order.chunks
+    ends = [8 * end for end in accumulate(order.lengths, initial=0)]
+    for name, value in zip((*GEOMETRY, *SCRATCH), (*geometry, *ends), strict=True):
+        job[name] = value
+
+
 @as_written
 def job_at(address: int) -> Job:
     """Return the job at an address."""
-    job: Job = array_at(address, 1, JOB)[0]
+    job: Job = view(address, 0, 1, JOB)[0]
     return job
 
 
@@ -189,9 +197,10 @@ class Line(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A stretch of a line: X, the momentum, the numerator of U, and 1/√C."""
+    """A stretch of a line: X with its compensation, the momentum, the numerator of U, and 1/√C."""
 
     x: Array
+    compensation: Array
     m: Array
     g: Array
     col: Array
@@ -241,26 +250,27 @@ def line_at(job: Job, of: Source, b: int, p: int, s: int) -> Line:
 
 
 @summing
-def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, dtypes: Dtypes) -> Stretch:
+def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, kind: Kind) -> Stretch:
     """Return at most `size` numbers of a line, from q on."""
     width = min(size, job.Q * job.K - q)
     return Stretch(
-        view(job.x, line.x + q, width, dtypes.x),
-        view(job.m, line.x + q, width, dtypes.stat),
-        view(of.address, line.g + q, width, dtypes.g),
-        view(job.col_scale, line.col + q, width, dtypes.stat),
+        view(job.x, line.x + q, width, kind.x),
+        view(job.compensation, line.x + q, width, kind.x),
+        view(job.m, line.x + q, width, kind.stat),
+        view(of.address, line.g + q, width, kind.g),
+        view(job.scratch + job.col_scale, line.col + q, width, kind.stat),
     )
 
 
 @summing
-def flat_at(job: Job, start: int, size: int, dtypes: Dtypes) -> Flat:
+def flat_at(job: Job, start: int, size: int, kind: Kind) -> Flat:
     """Return `size` numbers of an unfactored tensor; V̂ stands in for a momentum that there is not."""
-    v = view(job.full, start, size, dtypes.stat)
+    v = view(job.full, start, size, kind.stat)
     return Flat(
-        view(job.x, start, size, dtypes.x),
-        view(job.compensation, start, size, dtypes.x),
-        view(job.m, start, size, dtypes.stat) if job.momentum != NONE else v,
-        view(job.g, start, size, dtypes.g),
+        view(job.x, start, size, kind.x),
+        view(job.compensation, start, size, kind.x),
+        view(job.m, start, size, kind.stat) if job.momentum != NONE else v,
+        view(job.g, start, size, kind.g),
         v,
     )
 
@@ -277,6 +287,21 @@ def tile_length(job: Job) -> int:
     return size
 
 
+@summing
+def stretch_length(job: Job) -> int:
+    """Return how many numbers of a line are looked at together: WIDTH, or a tile where slices are short (K > 1)."""
+    return WIDTH if job.K == 1 else tile_length(job)
+
+
+@as_written
+def thread_scratch(job: Job) -> int:
+    """Return how many numbers a thread needs for a job, besides the job's own scratch.
+
+    They are the sums and the energy of a chunk's columns, four tiles, and a stretch of a line.
+    """
+    return 2 * job.S * job.Q * job.K + 4 * max(job.K, WIDTH // 4) + WIDTH
+
+
 # ---- sums
 
 
@@ -289,14 +314,14 @@ def elements_of(job: Job) -> int:
 @as_written
 def set_results(job: Job, chunk: int, first: float, second: float, third: float, fourth: float) -> None:
     """Leave a chunk's sums for the end of the phase."""
-    results = view(job.results, RESULTS * chunk, RESULTS, np.float64)
+    results = view(job.scratch + job.results, RESULTS * chunk, RESULTS, np.float64)
     results[0], results[1], results[2], results[3] = first, second, third, fourth
 
 
 @as_written
 def total_of(job: Job, which: int) -> float:
     """Add up one of the results over the chunks, always in the same order."""
-    total, results = 0.0, array_at(job.results, RESULTS * job.B * job.chunks, np.float64)
+    total, results = 0.0, view(job.scratch + job.results, 0, RESULTS * job.B * job.chunks, np.float64)
     for i in range(which, len(results), RESULTS):
         total += results[i]
     return total
@@ -309,47 +334,12 @@ def is_accurate(job: Job, total: float) -> bool:
 
 
 @as_written
+def is_single(job: Job) -> bool:
+    """Say whether the statistics of a factored tensor are float32: then U² may have to be summed again in double."""
+    return job.energy_in_double != 0
+
+
+@as_written
 def energy_in_first_pass(job: Job) -> bool:
-    """Say whether ΣU² comes out of the first pass (see `energy`): where all of R is here, and U is made of G."""
-    return job.estimator != FULL and job.momentum != OF_GRADIENT and job.count == elements_of(job)
-
-
-# ---- scratch
-
-
-@as_written
-def thread_scratch(job: Job) -> int:
-    """Return how many numbers of the statistics' type a thread needs for a job, besides the job's own scratch.
-
-    They are the sums and the energy of a chunk's columns, four tiles, and a stretch of a line.
-    """
-    return 2 * job.S * job.Q * job.K + 4 * max(job.K, WIDTH // 4) + WIDTH
-
-
-@as_written
-def scratch_of(job: Job) -> tuple[int, ...]:
-    """Return the lengths of a job's scratch vectors, in doubles."""
-    return scratch_lengths((job.B, job.P, job.S, job.Q, job.K), job.chunks, job.estimator != FULL)
-
-
-@as_written
-def scratch_size(job: Job) -> int:
-    """Return how many doubles of scratch a job needs."""
-    size = 0
-    for length in scratch_of(job):
-        size += length
-    return size
-
-
-@as_written
-def assign_addresses(job: Job, base: int) -> None:
-    """Lay out a job's scratch from an address on: its vectors, one after the other."""
-    row, col, row_scale, col_scale, means, partial, column_energy, _ = scratch_of(job)
-    job.row = base
-    job.col = job.row + 8 * row
-    job.row_scale = job.col + 8 * col
-    job.col_scale = job.row_scale + 8 * row_scale
-    job.means = job.col_scale + 8 * col_scale
-    job.partial = job.means + 8 * means
-    job.column_energy = job.partial + 8 * partial
-    job.results = job.column_energy + 8 * column_energy
+    """Say whether ΣU² of a factored tensor comes out of the first pass (see `energy`): if no second one is needed."""
+    return job.estimator != FULL and job.energy == 0

@@ -6,7 +6,6 @@ is a tile of such numbers, as long as the stretch of the line that is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +13,10 @@ import numpy as np
 from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.compiling import exactly, summing
 from adafactor.kernels.cpu.native.elements import is_remainder, random_word, stochastic
-from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, widen
-from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
+from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, view, widen
+from adafactor.kernels.cpu.native.jobs import Flat, Job, Line, Stretch
 
 Scale = float | Array
-ScalesOf = Callable[[Array, int, int, float, Array], Scale]
 Four = tuple[Array, Array, Array, Array]
 
 
@@ -105,17 +103,17 @@ def sum_of_squares(x: Array, stat: Any) -> float:
 
 
 @exactly
-def update_of(g: Any, row: float, col: float) -> float:
+def update_of(g: Any, row: float, col: float, dtype: Any) -> float:
     """Return one element of U = G·r·c."""
-    return widen(g, col) * row * col
+    return widen(g, dtype) * row * col
 
 
 @summing
-def energy_of(g: Array, row: Scale, col: Array) -> float:
+def energy_of(g: Array, row: Scale, col: Array, dtype: Any) -> float:
     """Return ΣU² of a line."""
-    total = narrow(0.0, col[0])
+    total = narrow(0.0, dtype)
     for j in range(len(g)):
-        u = update_of(g[j], pick(row, j), col[j])
+        u = update_of(g[j], pick(row, j), col[j], dtype)
         total += u * u
     return total
 
@@ -162,19 +160,20 @@ def blend(m: Array, g: Array, weight: float) -> None:
 
 
 @exactly
-def descend(x: Array, g: Array, row: Scale, col: Array, scale: float, decay: float) -> None:
-    """Compute X·decay − scale·U. The scale comes last: with 1/√R alone it may leave float32 where U does not."""
-    for j in range(len(x)):
-        u = update_of(g[j], pick(row, j), col[j]) * scale
-        x[j] = narrow(stepped(widen(x[j], decay), decay, u), x[j])
+def descend(x: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates) -> None:
+    """Step a stretch of a line, whose numbers to compute with are in `x`: X·decay − scale·U, or X·decay − M.
 
-
-@exactly
-def descend_averaged(x: Array, m: Array, g: Array, row: Scale, col: Array, rates: Rates) -> None:
-    """Average scale·U into the momentum M, and compute X·decay − M."""
-    for j in range(len(x)):
-        m[j] = average(m[j], update_of(g[j], pick(row, j), col[j]) * rates.scale, rates.w1)
-        x[j] = narrow(stepped(widen(x[j], rates.decay), rates.decay, m[j]), x[j])
+    The scale comes last: with 1/√R alone it may leave float32 where U does not.
+    """
+    m, g, col, decay = part.m, part.g, part.col, rates.decay
+    if averaged:
+        for j in range(len(x)):
+            m[j] = average(m[j], update_of(g[j], pick(row, j), col[j], decay) * rates.scale, rates.w1)
+            x[j] = narrow(stepped(widen(x[j], decay), decay, m[j]), x[j])
+    else:
+        for j in range(len(x)):
+            u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
+            x[j] = narrow(stepped(widen(x[j], decay), decay, u), x[j])
 
 
 @summing
@@ -190,8 +189,8 @@ def descend_two(
     x1, m1, g1, decay = part1.x, part1.m, part1.g, rates.decay
     before, after = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
-        u0 = update_of(g0[j], pick(row0, j), col[j]) * rates.scale
-        u1 = update_of(g1[j], pick(row1, j), col[j]) * rates.scale
+        u0 = update_of(g0[j], pick(row0, j), col[j], decay) * rates.scale
+        u1 = update_of(g1[j], pick(row1, j), col[j], decay) * rates.scale
         if averaged:
             u0, u1 = average(m0[j], u0, rates.w1), average(m1[j], u1, rates.w1)
             m0[j], m1[j] = u0, u1
@@ -299,11 +298,11 @@ def descend_unfactored(x: Array, flat: Flat, job: Job) -> None:
 
 
 @exactly
-def repeat(values: Array, first: int, count: int, factor: float, out: Array) -> None:
-    """Fill `out`, which holds a power of two of slices, with copies of `count` values × `factor`."""
-    for k in range(count):
-        out[k] = values[first + k] * factor
-    size = count
+def repeat(values: Array, factor: float, out: Array) -> None:
+    """Fill `out`, which holds a power of two of slices, with copies of the values of a slice × `factor`."""
+    for k in range(len(values)):
+        out[k] = values[k] * factor
+    size = len(values)
     while size < len(out):
         upper = out[size : 2 * size]
         for k in range(size):
@@ -312,16 +311,16 @@ def repeat(values: Array, first: int, count: int, factor: float, out: Array) -> 
 
 
 @exactly
-def scale_of_line(row: Array, line: int, count: int, factor: float, tile: Array) -> float:
-    """Return the scale of a line × `factor`."""
-    scale: float = row[line] * factor
+def scale_of_line(job: Job, line: Line, factor: float, tile: Array, stat: Any) -> float:
+    """Return 1/√R of a line × `factor`."""
+    scale: float = view(job.scratch + job.row_scale, line.number, 1, stat)[0] * factor
     return scale
 
 
 @exactly
-def scales_of_slices(row: Array, line: int, count: int, factor: float, tile: Array) -> Array:
-    """Fill a tile with the scales of a line's slices × `factor`, and return it."""
-    repeat(row, line * count, count, factor, tile)
+def scales_of_slices(job: Job, line: Line, factor: float, tile: Array, stat: Any) -> Array:
+    """Fill a tile with 1/√R of a line's slices × `factor`, and return it."""
+    repeat(view(job.scratch + job.row_scale, line.number * job.K, job.K, stat), factor, tile)
     return tile
 
 
@@ -339,9 +338,9 @@ def gather_slices(tile: Array, count: int, row: Array, first: int) -> None:
 
 
 @exactly
-def fill(values: Array, first: int, last: int, number: float) -> None:
-    """Set some of the values to a number."""
-    for j in range(first, last):
+def fill(values: Array, number: float) -> None:
+    """Set all values to a number."""
+    for j in range(len(values)):
         values[j] = number
 
 

@@ -8,48 +8,48 @@ chunks reaches their number, so any number of threads, from one on, will do.
 
 from __future__ import annotations
 
+import ctypes
+from typing import get_type_hints
+
 import numpy as np
+from numba.extending import register_jitable
 
 from adafactor.kernels.cpu.native import jobs
-from adafactor.kernels.cpu.native.carry import carry_on, chunk_of_line, may_rely, rely, take_measured
-from adafactor.kernels.cpu.native.compiling import as_written
+from adafactor.kernels.cpu.native.carry import carry_on, rely_on_carried, take_measured
+from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written
 from adafactor.kernels.cpu.native.factors import add_up_rows, conclude, means_of_sums
-from adafactor.kernels.cpu.native.intrinsics import add_at, array_at, call_at, yield_thread
+from adafactor.kernels.cpu.native.intrinsics import add_at, call_at, view, yield_thread
 from adafactor.kernels.cpu.native.jobs import Job
 
 JOB_SIZE = jobs.JOB.itemsize
 CACHE_LINE = 64  # vectors that begin with one are loaded faster (measured: up to 10 % of a step)
 
 
-class Plan:
-    """The fields of the record that tells the compiled functions what to do with a table of jobs, the largest first."""
+class Plan(ctypes.Structure):
+    """What is to be done with a table of jobs, the largest first, and with which memory."""
 
-    # What is to be done, from Python.
+    # From Python.
     jobs: int  # address
     count: int
-    counts: int  # the address that `read_counts` writes to
     first: int  # phase, and the one after the last
     last: int
-    stat_size: int  # bytes of a statistic
     small_size: int  # elements up to which a tensor is small
     chunk_size: int  # elements
     own_scratch: int  # every job has been given its own
     threads: int  # at most; `plan_step` lets no more come than there are chunks
-    # Left by `plan_step`.
-    missing: int  # there are jobs without parts
-    bytes: int  # of memory, for counters and scratch
+    # From `plan_step`.
     large: int  # how many jobs, from the first on, are large
-    large_bytes: int  # of scratch: for large tensors, for small ones, and for each thread
+    large_bytes: int  # of scratch: for large tensors, which come one after the other, and for a small one
     small_bytes: int
-    thread_bytes: int
-    # The address of this memory, from Python; and of what is in it, from `init_memory`.
-    memory: int
+    thread_bytes: int  # of scratch for each thread, a small tensor's included
+    # Addresses, from Python.
     counters: int
     large_scratch: int
     thread_scratch: int
 
 
-PLAN = jobs.record(Plan)
+Plan._fields_ = [(name, ctypes.c_int64) for name in get_type_hints(Plan) if name[0] != "_"]
+PLAN = np.dtype(Plan)
 
 # Counters that threads share, in bytes from `counters`: threads inside, whether no more are let in, threads that have
 # come, and small tensors that were begun. Then three for every phase of every large tensor.
@@ -60,7 +60,7 @@ BEGUN, DONE, CLOSED, PHASE_SIZE = 0, 8, 16, 24  # chunks that were begun, and ar
 @as_written
 def plan_at(address: int) -> Plan:
     """Return the plan at an address."""
-    plan: Plan = array_at(address, 1, PLAN)[0]
+    plan: Plan = view(address, 0, 1, PLAN)[0]
     return plan
 
 
@@ -75,7 +75,7 @@ def has_phase(job: Job, phase: int) -> bool:
     if not job.taken:
         return False
     if phase == jobs.ENERGY:
-        return job.estimator != jobs.FULL and not jobs.energy_in_first_pass(job)
+        return job.energy != 0
     if phase == jobs.MEASURE:
         return job.reads_x2 != 0
     return phase != jobs.CORRECT or job.needs_correction != 0
@@ -108,7 +108,7 @@ def take_chunk(address: int, phase: int, chunk: int, scratch: int) -> None:
     elif phase == jobs.CONCLUDE:
         conclude(job)
     else:
-        if phase == jobs.ENERGY and job.momentum == jobs.OF_GRADIENT:
+        if phase == jobs.ENERGY and job.blend:
             call_at(job.blend, address, phase, chunk, scratch)
         call_at(part_of(job, phase), address, phase, chunk, scratch)
 
@@ -123,25 +123,29 @@ def make_factors(job: Job, address: int, scratch: int) -> None:
         call_at(job.factors, address, jobs.FACTORS, 0, scratch)
     if jobs.energy_in_first_pass(job):
         check_energy(job, address, scratch)
-    job.needs_correction = 0
-    job.reads_x2 = job.measures_x and job.estimator != jobs.FULL
-    if job.reads_x2 and may_rely(job):
-        call_at(job.measure, address, jobs.CHECK, chunk_of_line(job, job.heaviest_line), scratch)
-        rely(job)
+    rely_on_carried(job, address, scratch)
 
 
 @as_written
 def check_energy(job: Job, address: int, scratch: int) -> None:
     """Sum U² again in double if float32 had no room for the squares; a sum of 0 is taken for what it is."""
     if job.energy_in_double and job.u2 != 0 and not jobs.is_accurate(job, job.u2):
-        call_at(job.energy_in_double, address, jobs.ENERGY, 0, scratch)
+        job.u2 = sum_again(job, address, job.energy_in_double, scratch)
 
 
 @as_written
 def check_x2(job: Job, address: int, scratch: int) -> None:
     """Sum X² again in double if float32 had no room for the squares."""
     if job.measure_in_double and not jobs.is_accurate(job, job.x2):
-        call_at(job.measure_in_double, address, jobs.MEASURE, 0, scratch)
+        job.x2 = sum_again(job, address, job.measure_in_double, scratch)
+
+
+@as_written
+def sum_again(job: Job, address: int, part: int, scratch: int) -> float:
+    """Return the sum over all chunks, one after the other, by a part that sums in double."""
+    for chunk in range(job.B * job.chunks):
+        call_at(part, address, jobs.MEASURE, chunk, scratch)
+    return jobs.total_of(job, jobs.FIRST)
 
 
 @as_written
@@ -183,11 +187,11 @@ def prepare_correction(job: Job, address: int, scratch: int) -> None:
 
 @as_written
 def count_step(job: Job) -> None:
-    """Count the step, and note its numbers for the report."""
-    array_at(job.t, 1, np.float32)[0] += 1
+    """Count the step, and note for the report what a skipped one would overwrite."""
+    view(job.t, 0, 1, np.float32)[0] += 1
     job.steps += 1
     job.clipped += job.is_clipped
-    job.noted_beta2, job.noted_alpha, job.noted_rms_x, job.noted_rms_u = job.beta2, job.alpha, job.rms_x, job.rms_u
+    job.beta2_taken = job.beta2
 
 
 # ---- threads
@@ -204,7 +208,7 @@ def take_small(plan: Plan, scratch: int) -> bool:
     if not job.present:
         return True
     if not plan.own_scratch:
-        jobs.assign_addresses(job, scratch + plan.thread_bytes - plan.small_bytes)
+        job.scratch = scratch + plan.thread_bytes - plan.small_bytes
     for phase in range(plan.first, plan.last):
         if has_phase(job, phase):
             for chunk in range(chunks_of(job, phase)):
@@ -230,6 +234,21 @@ def share_phase(plan: Plan, address: int, phase: int, counters: int, scratch: in
             yield_thread()
 
 
+@as_written
+def share_large(plan: Plan, number: int, scratch: int) -> None:
+    """Take a large tensor through its phases, together with other threads."""
+    address = plan.jobs + JOB_SIZE * number
+    job = jobs.job_at(address)
+    if not job.present:
+        return
+    if not plan.own_scratch:
+        job.scratch = plan.large_scratch  # every thread writes the same
+    for phase in range(plan.first, plan.last):
+        if has_phase(job, phase):
+            counters = plan.counters + FIRST_PHASE + PHASE_SIZE * (jobs.END * number + phase)
+            share_phase(plan, address, phase, counters, scratch)
+
+
 def enter(address: int) -> None:
     """Work with the other threads until there is nothing left to begin. This is what every thread runs."""
     plan = plan_at(address)
@@ -237,11 +256,7 @@ def enter(address: int) -> None:
     if add_at(plan.counters + CLOSING, 0) == 0:
         scratch = plan.thread_scratch + plan.thread_bytes * add_at(plan.counters + CAME, 1)
         for i in range(plan.large):
-            job = plan.jobs + JOB_SIZE * i
-            for phase in range(plan.first, plan.last):
-                if jobs.job_at(job).present and has_phase(jobs.job_at(job), phase):
-                    counters = plan.counters + FIRST_PHASE + PHASE_SIZE * (jobs.END * i + phase)
-                    share_phase(plan, job, phase, counters, scratch)
+            share_large(plan, i, scratch)
         while take_small(plan, scratch):
             pass
     add_at(plan.counters + INSIDE, -1)
@@ -259,59 +274,34 @@ def close(address: int) -> None:
 
 
 def plan_step(address: int) -> None:
-    """Find out whether parts are missing, how much memory is needed, and which of the tensors are large."""
+    """Find out which of the tensors are large, how many threads have something to do, and how much memory they need."""
     plan, total = plan_at(address), 0
-    table = array_at(plan.jobs, plan.count, jobs.JOB)
+    table = view(plan.jobs, 0, plan.count, jobs.JOB)
     for i in range(len(table)):
         if table[i].present:
             total += jobs.elements_of(table[i])
-            plan.missing |= table[i].apply == 0
     most = min(plan.small_size, max(plan.chunk_size, total // (4 * plan.threads)))
     while plan.large < len(table) and jobs.elements_of(table[plan.large]) > most:
         plan.large += 1
     for i in range(len(table)):
         if table[i].present:
-            plan.thread_bytes = max(plan.thread_bytes, aligned(jobs.thread_scratch(table[i]) * plan.stat_size))
-            size = 0 if plan.own_scratch else aligned(8 * jobs.scratch_size(table[i]))
+            plan.thread_bytes = max(plan.thread_bytes, aligned(8 * jobs.thread_scratch(table[i])))
+            size = 0 if plan.own_scratch else aligned(table[i].scratch_bytes)
             if i < plan.large:
                 plan.large_bytes = max(plan.large_bytes, size)
             else:
                 plan.small_bytes = max(plan.small_bytes, size)
     plan.thread_bytes += plan.small_bytes
     plan.threads = max(1, min(plan.threads, total // plan.chunk_size))
-    plan.bytes = CACHE_LINE + counter_bytes(plan) + plan.large_bytes + plan.threads * plan.thread_bytes
 
 
-@as_written
+@register_jitable(**OPTIONS)
 def aligned(size: int) -> int:
     """Round a number of bytes up to whole cache lines."""
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 
-@as_written
-def counter_bytes(plan: Plan) -> int:
-    """Return the bytes of the counters."""
-    return aligned(FIRST_PHASE + plan.large * jobs.END * PHASE_SIZE)
-
-
-def init_memory(address: int) -> None:
-    """Set the counters to zero, and give the large tensors the same scratch, as they come one after the other."""
-    plan = plan_at(address)
-    plan.counters = aligned(plan.memory)
-    plan.large_scratch = plan.counters + counter_bytes(plan)
-    plan.thread_scratch = plan.large_scratch + plan.large_bytes
-    counters = array_at(plan.counters, counter_bytes(plan) // 8, np.int64)
-    for i in range(len(counters)):
-        counters[i] = 0
-    table = array_at(plan.jobs, 0 if plan.own_scratch else plan.large, jobs.JOB)
-    for i in range(len(table)):
-        if table[i].present:
-            jobs.assign_addresses(table[i], plan.large_scratch)
-
-
-def read_counts(address: int) -> None:
-    """Read the step counts of all jobs into an array of doubles."""
-    plan = plan_at(address)
-    table, counts = array_at(plan.jobs, plan.count, jobs.JOB), array_at(plan.counts, plan.count, np.float64)
-    for i in range(len(table)):
-        counts[i] = array_at(table[i].t, 1, np.float32)[0]
+def read_counts(table: int, count: int, counts: int) -> None:
+    """Read the step counts of so many jobs into an array of doubles."""
+    for i in range(count):
+        view(counts, i, 1, np.float64)[0] = view(view(table, i, 1, jobs.JOB)[0].t, 0, 1, np.float32)[0]

@@ -1,0 +1,122 @@
+"""What kernels are compiled for: the kind of a parameter, and with which options each of them is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from adafactor.core.contract import Parameter
+from adafactor.core.factoring import statistics_dtype
+from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
+
+TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+MOMENTA = {"update": 1, "gradient": 2}
+ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
+SHARED_MEMORY = 164 * 2**10  # bytes of a multiprocessor of an A100
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tensors that share their launches have in common. It follows from a parameter alone, so its bits do, too.
+
+    Kernels are given it as a constant: the names in capitals are theirs.
+    """
+
+    x: torch.dtype
+    g: torch.dtype
+    momentum: int  # 0: none
+    rounding: int
+    aligned: bool  # 16 bytes can be read at once
+
+    @classmethod
+    def of(cls, parameter: Parameter, aligned: bool) -> Kind:
+        """Return the kind of a parameter."""
+        s, form = parameter.settings, parameter.gradient
+        momentum = MOMENTA[s.momentum_of] if s.beta1 else 0
+        return cls(parameter.x.dtype, form.dtype, momentum, ROUNDINGS[parameter.rounding], aligned)
+
+    @property
+    def stat(self) -> torch.dtype:
+        """The dtype of R, C and V̂."""
+        return statistics_dtype(self.x)
+
+    X = property(lambda self: TYPES[self.x])
+    G = property(lambda self: TYPES[self.g])
+    STAT = property(lambda self: TYPES[self.stat])
+    ALIGNED = property(lambda self: self.aligned)
+    OF_UPDATE = property(lambda self: self.momentum == 1)
+    OF_GRADIENT = property(lambda self: self.momentum == 2)
+    STOCHASTIC = property(lambda self: self.rounding == 1)
+    KAHAN = property(lambda self: self.rounding == 2)
+
+    @property
+    def held(self) -> int:
+        """Elements of G that a program of 8 warps has in registers, and as many of a momentum of gradients.
+
+        A double takes two registers, and arithmetic with it some more.
+        """
+        return HELD >> 2 * (self.x == torch.float64) >> (self.momentum == 2)
+
+    def tiling(self, columns: int | None) -> Tiling:
+        """Return how the first pass holds rows of so many columns; None: the tensor is unfactored.
+
+        A program holds twice as many elements with twice the warps, but not if they are loaded one by one.
+        """
+        if columns is None:
+            return Tiling(self.held // 1024)
+        return tiling(columns, self.held, 2 * self.held if self.aligned else self.held)
+
+    @property
+    def ragged(self) -> Kind:
+        """The same where 16 bytes cannot be read at once."""
+        return replace(self, aligned=False)
+
+    def first_pass(self, how: Tiling, raw: bool = False, room: int = SHARED_MEMORY) -> dict[str, Any]:
+        """Return what the first pass is launched with, where a multiprocessor has so much shared memory.
+
+        Elements are loaded two tiles ahead, or one tile where the memory would not do for 16 warps. Those that are
+        loaded one by one are not loaded ahead, as that takes an address for each; and half as many are held by a
+        thread: a program whose part of a row is longer takes one half of it after the other.
+        """
+        stages, ahead = 1, 2 * (16 // how.warps) * how.rows * how.chunk * max(how.chunks, 1) * self.g.itemsize
+        if self.aligned:
+            stages = 3 if ahead < room - 2**13 else 2
+        else:
+            how = replace(how, warps=16, chunks=-(-how.chunks // (2 if how.chunk * how.chunks > self.held else 1)))
+        same = replace(self, x=self.stat, momentum=2 * (self.momentum == 2), rounding=0)
+        return {"TILING": how, "STAGES": stages, "RAW": raw} | same._options(how.warps)
+
+    def fold(self, raw: bool = False) -> dict[str, Any]:
+        """Return what `fold` is launched with."""
+        return {"RAW": raw} | self._plain(self.stat)._options(4)
+
+    def measure(self) -> dict[str, Any]:
+        """Return what `begin_step` and `measure` are launched with."""
+        return self._plain(self.x)._options(8)
+
+    def between(self) -> dict[str, Any]:
+        """Return what the kernels between the passes of a shard are launched with."""
+        return replace(self._plain(self.stat), aligned=False)._options(8)
+
+    def last_pass(self, writes: bool = True) -> dict[str, Any]:
+        """Return what the last pass is launched with: many programs at once do better than loading ahead."""
+        registers = 128
+        if self.aligned and self.x != torch.float64 and not self.momentum and writes:
+            registers = 80 if self.x == self.g or not self.rounding else 128
+            if self.x == self.g == torch.bfloat16 and not self.rounding:
+                registers = 64
+        kind = self if writes else replace(self, rounding=0)
+        return {"WRITES": writes} | kind._options(8 if self.aligned else 16, registers)
+
+    def _plain(self, dtype: torch.dtype) -> Kind:
+        """The kind that stands for all with this dtype, to a kernel that sees neither G nor momentum."""
+        return Kind(dtype, dtype, 0, 0, self.aligned)
+
+    def _options(self, warps: int, registers: int = 128) -> dict[str, Any]:
+        """The kind, and the compiler's options; only NVIDIA's can bound the registers of a thread."""
+        others = (getattr(torch.version, name, None) for name in ("hip", "xpu"))
+        bound = {} if any(others) else {"maxnreg": registers}
+        return {"KIND": self, "num_warps": warps, "enable_fp_fusion": False} | bound

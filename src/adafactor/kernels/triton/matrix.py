@@ -1,0 +1,147 @@
+"""What every kernel is given, and what it looks up first: a matrix of a tensor, and the rates of its step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton import rates
+from adafactor.kernels.triton.elements import address, divide, number_at
+
+
+class Memory(NamedTuple):
+    """All that kernels read and write but the tensors, whose addresses are in tables. `fields.py` has the columns."""
+
+    tensors_ptr: Any
+    matrices_ptr: Any
+    units_ptr: Any  # of the first pass: matrix, first row, end row, first column
+    blocks_ptr: Any  # of columns: matrix, first column
+    tiles_ptr: Any  # of the last pass: matrix, first row, first column
+    shares_ptr: Any  # what a program measures: tensor, first tile, end tile
+    checks_ptr: Any  # tensor, tile; −1: the heaviest
+    given_ptr: Any
+    numbers_ptr: Any
+    scaling_ptr: Any  # a GradScaler's scale and found_inf
+    notes_ptr: Any
+    squares_ptr: Any  # ΣX² of every tile
+    changes_ptr: Any  # of every check: 1 if X is not what the last step has left
+    vectors_ptr: Any  # new R and C
+    inverses_ptr: Any  # 1/√R and 1/√C
+    scratch_ptr: Any  # column sums of units
+    sums_ptr: Any
+    energies_ptr: Any  # ΣU² of every block of columns; of shards, of every tile
+    means_ptr: Any  # mean(R) of every matrix
+    wide_ptr: Any  # of shards: means of G² + ε₁, in double, as new R and C lie among the vectors
+
+
+class Matrix(NamedTuple):
+    """The rows of the tables that are of a matrix; where its numbers are, and how far apart."""
+
+    matrix_ptr: Any
+    tensor_ptr: Any
+    note_ptr: Any
+    group_ptr: Any
+    mean_ptr: Any  # mean(R)
+    g_ptr: Any
+    x_ptr: Any
+    momentum_ptr: Any
+    compensation_ptr: Any
+    full_ptr: Any
+    row_ptr: Any  # the state's R and C
+    col_ptr: Any
+    row_stride: Any
+    col_stride: Any
+    new_row: Any  # where the new ones begin among the vectors, and their inverse roots among the inverses
+    new_col: Any
+    g_stride_p: Any
+    g_stride_q: Any
+    x_stride_p: Any
+    x_stride_q: Any
+    n: Any
+    m: Any
+    row_end: Any  # n and m; without R or C, 0: 1.0 stands for it
+    col_end: Any
+
+
+class Rates(NamedTuple):
+    """The scalars of a step, in the precision of the statistics."""
+
+    w1: Any  # 1 − β̂₁ₜ
+    w2: Any  # 1 − β̂₂ₜ
+    beta2: Any
+    eps: Any  # ε₁
+    decay: Any  # 1 − ρₜ·λ
+    unscale: Any  # 1/scale
+
+
+@triton.jit
+def is_stepped(memory, place, only_ragged, KIND: tl.constexpr):
+    """Whether this variant of a kernel steps a matrix: one that loads 16 bytes at once leaves others to the ragged."""
+    number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
+    g_address = tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS)
+    if KIND.ALIGNED:
+        return (g_address != 0) & (g_address % 16 == 0)
+    else:
+        return (g_address != 0) & ((only_ragged == 0) | (g_address % 16 != 0))
+
+
+@triton.jit
+def group_of(memory, tensor_ptr):
+    """Return the row of a tensor's settings."""
+    return memory.numbers_ptr + tl.load(tensor_ptr + f.GROUP) * rates.NUMBERS
+
+
+@triton.jit
+def look_up(memory, place, KIND: tl.constexpr):
+    """Look up the matrix at this place in the table."""
+    matrix_ptr = memory.matrices_ptr + place * f.MATRIX
+    number = tl.load(matrix_ptr + f.OF)
+    tensor_ptr = memory.tensors_ptr + number * f.TENSOR
+    g_address = memory.given_ptr + number * f.GIVEN + f.G_ADDRESS
+    x_offset = number_at(matrix_ptr + f.X_OFFSET, KIND)
+    n, m = tl.load(tensor_ptr + f.N).to(tl.int32), number_at(tensor_ptr + f.M, KIND)
+    col_end = tl.where(tl.load(tensor_ptr + f.COL) != 0, m, 0)
+    if KIND.ALIGNED:
+        col_end = tl.multiple_of(col_end, 16)
+    return Matrix(
+        matrix_ptr=matrix_ptr,
+        tensor_ptr=tensor_ptr,
+        note_ptr=memory.notes_ptr + number * f.NOTES,
+        group_ptr=group_of(memory, tensor_ptr),
+        mean_ptr=memory.means_ptr + place,
+        g_ptr=address(g_address, KIND.G, KIND.ALIGNED) + number_at(matrix_ptr + f.G_OFFSET, KIND),
+        x_ptr=address(tensor_ptr + f.X, KIND.X, KIND.ALIGNED) + x_offset,
+        momentum_ptr=address(tensor_ptr + f.MOMENTUM, KIND.STAT, KIND.ALIGNED) + x_offset,
+        compensation_ptr=address(tensor_ptr + f.COMPENSATION, KIND.X, KIND.ALIGNED) + x_offset,
+        full_ptr=address(tensor_ptr + f.FULL, KIND.STAT, KIND.ALIGNED),
+        row_ptr=address(tensor_ptr + f.ROW, KIND.STAT, False) + tl.load(matrix_ptr + f.ROW_OFFSET),
+        col_ptr=address(tensor_ptr + f.COL, KIND.STAT, False) + tl.load(matrix_ptr + f.COL_OFFSET),
+        row_stride=tl.load(tensor_ptr + f.ROW_STRIDE),
+        col_stride=tl.load(tensor_ptr + f.COL_STRIDE),
+        new_row=tl.load(matrix_ptr + f.NEW_ROW),
+        new_col=tl.load(matrix_ptr + f.NEW_COL),
+        g_stride_p=number_at(tensor_ptr + f.G_STRIDE_P, KIND),
+        g_stride_q=1 if KIND.ALIGNED else tl.load(tensor_ptr + f.G_STRIDE_Q).to(tl.int32),
+        x_stride_p=number_at(tensor_ptr + f.X_STRIDE_P, KIND),
+        x_stride_q=1 if KIND.ALIGNED else tl.load(tensor_ptr + f.X_STRIDE_Q).to(tl.int32),
+        n=n,
+        m=m,
+        row_end=tl.where(tl.load(tensor_ptr + f.ROW) != 0, n, 0),
+        col_end=col_end,
+    )
+
+
+@triton.jit
+def look_up_rates(memory, x, KIND: tl.constexpr):
+    """Look up the rates of a matrix."""
+    return Rates(
+        w1=tl.load(x.note_ptr + f.W1).to(KIND.STAT),
+        w2=tl.load(x.note_ptr + f.W2).to(KIND.STAT),
+        beta2=tl.load(x.note_ptr + f.BETA2).to(KIND.STAT),
+        eps=tl.load(x.group_ptr + rates.EPS1).to(KIND.STAT),
+        decay=tl.load(x.note_ptr + f.DECAY).to(KIND.STAT),
+        unscale=divide(1.0, tl.load(memory.scaling_ptr).to(KIND.STAT)),
+    )

@@ -1,0 +1,272 @@
+"""Other implementations, each declared as a table, and their groups in our words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from adafactor.core.settings import Settings
+from adafactor.migration import state
+from adafactor.migration.argument import Argument
+from adafactor.migration.state import Arguments, Axes, Entry, Format, Moments, Shape, StateDict, factored_axes
+from adafactor.schedules import with_warmup
+
+KEYWORDS = tuple(keyword.name for keyword in fields(Settings))
+Treatment = tuple[str | bool, Axes | None]  # the keywords `factored` and `axes`
+Rule = Callable[[Arguments, Shape, str], Axes | None]  # the axes over which a parameter of this name is factored
+
+DECAY_BY_ALPHA = (
+    "{peer} multiplies weight_decay by α = max(ε₂, RMS(X))·ρ, ours by ρ: ours decays 1/max(ε₂, RMS(X)) times as fast "
+    "(at RMS(X) = 0.05 and weight_decay 0.01, 20 steps end 5 % of the distance travelled apart); scale weight_decay "
+    "by the parameters' RMS to come closer"
+)
+WARMUP = (
+    "warmup_init is a schedule here: without `scheduler = adafactor.schedules.warmup(optimizer{last})`{after} and its "
+    "`step()` after each step of the optimizer, the step size stays {lr:.3g}"
+)
+CAP = (
+    "β₂ of {peer} stops rising at {cap:g}, from step {first} on; ours goes on: set beta2={cap:g} in every group then "
+    "(or, with a cap of 0.999, the next 1000 steps end 0.6 % of the distance travelled apart)"
+)
+HALF_MOMENTUM = (
+    "{peer} rounds its momentum to {dtype}, ours is float32: in bfloat16, 20 steps end 0.8 % of the distance travelled "
+    "apart"
+)
+RAW_DECAY = (
+    "{peer} decays weights by {rate:g} whatever the learning rate; ours by lr·weight_decay, which is the same while lr "
+    "is {lr:g}: when it changes, set weight_decay to {rate:g}/lr"
+)
+CORRECTION = (
+    "β₂ of {peer} is {cap:g}; ours has Adam's correction, so that the weight of a new gradient is {excess:.1g} larger "
+    "at this step, and less and less"
+)
+UNSAVED = "state dicts of {peer} do not hold {names}: taken as its defaults, pass others in arguments"
+
+# what values of the wrong type or size lead to: a state dict from a file may hold anything anywhere
+DAMAGED = (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
+
+
+class MigrationWarning(UserWarning):
+    """A difference between the steps of the original and ours, in one sentence with its measured size."""
+
+
+def last_two(args: Arguments, shape: Shape, name: str) -> Axes | None:
+    """Return the last two axes."""
+    return (len(shape) - 2, len(shape) - 1) if len(shape) > 1 else None
+
+
+def two_largest(args: Arguments, shape: Shape, name: str) -> Axes | None:
+    """Return the two largest axes, of equals the later ones, if both reach the bound."""
+    if len(shape) < 2 or not args.get("factored", True):
+        return None
+    first, second = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:]
+    return (first, second) if shape[first] >= args["min_dim_size_to_factor"] else None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One other implementation: what its arguments and the keys of its state mean to us."""
+
+    name: str
+    arguments: Mapping[str, Argument]  # those with a counterpart of their own
+    others: Mapping[str, Any]  # those that `express` reads, with their defaults
+    express: Callable[[Group], None]  # what depends on more than one argument, and what differs
+    left_out: Mapping[str, str] = field(default_factory=dict)  # those without a counterpart, and what that amounts to
+    ignored: tuple[str, ...] = ()  # those that change no step
+    fixed: Arguments = field(default_factory=dict)  # keywords of ours for what it always does
+    format: Format = Format("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")
+    rule: Rule = last_two
+    treatment: Treatment | None = ("outer", (-2, -1))  # of all its parameters by ours; None: each by the rule
+    # moments that are not averages as ours are, made so with the arguments that they were made with
+    correct: Callable[[Moments, Arguments], Moments] = lambda moments, args: moments
+    signs: frozenset[str] = frozenset()  # keys of its groups by which it is known
+    unsaved: tuple[str, ...] = ()  # arguments that its state dicts do not hold
+    renewable: tuple[str, ...] = ("lr",)  # arguments that may be given although its state dicts hold them
+    # for the way back: changes arguments that depend on more than one keyword, and returns what will differ
+    back: Callable[[Settings, dict[str, Any]], list[str]] | None = None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Its arguments with their defaults."""
+        counterparts = {name: argument.default for name, argument in self.arguments.items()}
+        return {**counterparts, **self.others, **dict.fromkeys((*self.left_out, *self.ignored))}
+
+    def read(self, args: Arguments, entry: Entry, shape: Shape | None, step: Any, name: str) -> Moments:
+        """Read the moments of a parameter; its shape and the number of steps are needed where the entry lacks them."""
+        return self.format.read(entry, lambda shape: self.rule(args, shape, name), shape, step, name)
+
+    def treat(self, args: Arguments, member: Member) -> Treatment:
+        """Return `factored` and `axes` that make ours treat a parameter as this peer does."""
+        if self.treatment is not None:
+            return self.treatment
+        shape, name = member.shape, member.name
+        if shape is None:
+            raise ValueError(f"{name} has no state, so that its shape is unknown: pass params")
+        axes = self.rule(args, shape, name) if member.moments is None else member.moments.axes
+        is_factored = axes is not None and 1 not in (shape[axes[0]], shape[axes[1]])
+        goal = set(axes) if is_factored and axes else set()
+        options: list[Treatment] = [("outer", None), (False, None) if axes is None else ("outer", axes)]
+        for option in options:
+            if set(factored_axes(shape, *option) or ()) == goal:
+                return option
+        raise ValueError(f"{name} of shape {shape} cannot be factored over the axes {axes}")
+
+
+@dataclass
+class Member:
+    """A parameter on its way into one of our groups."""
+
+    name: str  # for messages; its own if it is named
+    item: Any  # what the new group holds: a number, a tensor, or a (name, tensor) pair
+    is_named: bool
+    shape: Shape | None  # None if it is unknown
+    moments: Moments | None = None
+
+
+@dataclass
+class Group:
+    """A group of a peer, in our words."""
+
+    peer: Peer
+    args: Arguments
+    members: list[Member]
+    saved: Arguments | None = None  # what its state holds of the arguments; None for a new optimizer
+    given: Arguments = field(default_factory=dict)  # what the caller says of them
+    extras: Mapping[str, Any] = field(default_factory=dict)  # keys that are nobody's argument, such as a scheduler's
+    keywords: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    keeps_lr: bool = True  # our lr is theirs, so that a scheduler's `initial_lr` stays
+    momentum_scale: float = 1.0  # our momentum is theirs times this
+    step_offset: int = 0  # our step is theirs minus this
+
+    def __post_init__(self) -> None:
+        """Translate the arguments."""
+        steps = [m.moments.step for m in self.members if m.moments is not None]
+        self.step = None if self.saved is None else max(steps, default=0)
+        self.args = {name: _plain(value) for name, value in self.args.items()}
+        try:
+            for name, argument in self.peer.arguments.items():
+                self.keywords[argument.keyword] = argument.to_ours(self.args[name])
+            self.keywords |= self.peer.fixed
+            self.peer.express(self)
+        except DAMAGED as wrong:
+            raise ValueError(
+                f"the arguments of {self.peer.name} cannot be converted ({type(wrong).__name__}: {wrong})"
+            ) from wrong
+        for name, size in self.peer.left_out.items():
+            if self.args[name]:
+                self.leave_out(name, size)
+        if missing := [name for name in self.peer.unsaved if name not in self.given]:
+            self.note(UNSAVED, names=", ".join(missing))
+
+    def note(self, text: str, **values: Any) -> None:
+        """Note a difference; the text may have places for the peer and for these values."""
+        self.notes.append(text.format(peer=self.peer.name, **values))
+
+    def leave_out(self, argument: str, size: str) -> None:
+        """Note that an argument has no counterpart, and what that amounts to."""
+        self.notes.append(f"{argument} of {self.peer.name} has no counterpart and is left out: {size}")
+
+    def set_step_size(self, relative_step: bool) -> None:
+        """Translate lr, relative_step and warmup_init of fairseq and its descendants."""
+        self.keeps_lr = not relative_step
+        if relative_step and self.args["warmup_init"]:
+            lr = with_warmup(1 if self.step is None else self.step + 1)
+            self.keywords |= {"lr": lr, "lr_decay": None, "initial_lr": 1.0}
+            last, after = "", ""
+            if self.step is not None:
+                last, after = f", last_epoch={self.step - 1}", " after `load_state_dict`"
+            self.note(WARMUP, last=last, after=after, lr=lr)
+        elif relative_step:
+            self.keywords |= {"lr": 1e-2, "lr_decay": "rsqrt"}
+        elif self.args["lr"] is None:
+            raise ValueError(f"{self.peer.name}: lr=None with relative_step=False is no step size")
+        else:
+            self.keywords |= {"lr": self.args["lr"], "lr_decay": None}
+
+    def set_raw_decay(self, rate: float | None) -> None:
+        """Translate X·(1 − rate) to our X·(1 − ρ·λ): λ = rate/lr, as long as lr stays what it is."""
+        lr = self.keywords["lr"]
+        if rate and not lr:
+            raise ValueError(f"{self.peer.name} decays weights also at a learning rate of 0; ours does not")
+        if rate:
+            self.note(RAW_DECAY, rate=rate, lr=lr)
+        self.keywords["weight_decay"] = rate / lr if rate else 0.0
+
+    def set_capped_beta2(self, cap: float) -> None:
+        """Translate β̂₂ₜ = min(cap, 1 − t^−c): the rise before the cap is reached, the constant from there on."""
+        if cap >= 1:
+            return
+        steps = self.step or 0
+        first, excess = math.ceil((1 - cap) ** (-1 / self.keywords["decay_rate"])), cap**steps
+        if steps + 1 < first:
+            self.note(CAP, cap=cap, first=first)
+            return
+        if excess > 1e-6:
+            self.note(CORRECTION, cap=cap, excess=excess)
+        self.keywords["beta2"] = cap
+
+    def checked_keywords(self) -> dict[str, Any]:
+        """Return every keyword of our group, checked, and keys that are nobody's argument."""
+        ours = {key: value for key, value in self.keywords.items() if key in KEYWORDS}
+        try:
+            settings = Settings(**ours)
+        except (TypeError, ValueError) as wrong:
+            raise ValueError(f"the arguments cannot be expressed: {wrong}") from wrong
+        extras = {k: v for k, v in self.extras.items() if k not in KEYWORDS and (self.keeps_lr or k != "initial_lr")}
+        more = {key: value for key, value in self.keywords.items() if key not in KEYWORDS}
+        return {**extras, **{name: getattr(settings, name) for name in KEYWORDS}, **more}
+
+    def split(self) -> list[tuple[dict[str, Any], list[Member]]]:
+        """Return our groups: one, or one for each treatment of parameters; each with its keywords."""
+        treatments: dict[Treatment, list[Member]] = {}
+        for member in self.members:
+            treatments.setdefault(self.peer.treat(self.args, member), []).append(member)
+        return [
+            ({**self.checked_keywords(), "factored": factored, "axes": axes}, members)
+            for (factored, axes), members in (treatments or {("outer", (-2, -1)): []}).items()
+        ]
+
+    def our_moments(self, member: Member, keywords: Arguments) -> Moments:
+        """Return what our state holds of a parameter."""
+        moments = member.moments
+        assert moments is not None
+        step, average = moments.step - self.step_offset, None
+        if step < 0:
+            raise ValueError(f"{member.name} has taken {moments.step} steps, fewer than the offset {self.step_offset}")
+        if keywords["beta1"]:
+            if moments.momentum is None:
+                raise ValueError(
+                    f"the state of {member.name} has no {self.peer.format.momentum!r}, but its group has momentum"
+                )
+            average = moments.momentum * self.momentum_scale
+        return replace(moments, step=step, momentum=average)
+
+
+def our_state_dict(groups: Iterable[Group]) -> StateDict:
+    """Make our state dict of these groups, parameters numbered anew; names that stand for numbers stay."""
+    entries: dict[int | str, dict[str, Tensor]] = {}
+    param_groups: list[dict[str, Any]] = []
+    number = 0
+    for group, keywords, members in ((g, *part) for g in groups for part in g.split()):
+        keys = [m.item if isinstance(m.item, str) else number + i for i, m in enumerate(members)]
+        number += len(members)
+        named = {"param_names": [m.name for m in members]} if all(m.is_named for m in members) else {}
+        param_groups.append({**keywords, "params": keys, **named})
+        for key, member in zip(keys, members, strict=True):
+            if member.moments is not None:
+                moments = group.our_moments(member, keywords)
+                axes = factored_axes(moments.shape, keywords["factored"], keywords["axes"])
+                entries[key] = state.OURS.write(moments, axes)
+    return {"state": entries, "param_groups": param_groups}
+
+
+def _plain(value: Any) -> Any:
+    """Return a number for a tensor of one element, as a learning rate may be."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

@@ -1,0 +1,158 @@
+"""`adafactor run`: a script that asks transformers for its Adafactor gets ours, and runs as it would have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launch import torchrun
+
+pytest.importorskip("transformers")
+
+# Prints what it got, in the three ways that scripts and trainers have to get it, and where it runs.
+SCRIPT = """
+import sys
+import torch
+from transformers import Adafactor, Trainer, TrainingArguments, optimization
+args = TrainingArguments(output_dir="unused", optim="adafactor", learning_rate=1e-3, use_cpu=True, report_to=[])
+kind, keywords = Trainer.get_optimizer_cls_and_kwargs(args)
+assert kind is Adafactor is optimization.Adafactor, kind
+optimizer = kind([torch.nn.Parameter(torch.ones(3, 2))], **keywords)
+group = optimizer.param_groups[0]
+assert __name__ == "__main__"
+print(type(optimizer).__mro__[1].__module__, group["rounding"], group["clip"], group["lr"], sys.argv[1:])
+if "--fail" in sys.argv:
+    raise ValueError("the script's own")
+if "--leave" in sys.argv:
+    sys.exit(7)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def ran(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_script_gets_ours_with_the_keywords_of_the_flag_before_those_of_the_variable(folder: Path) -> None:
+    flags = ("--set", "rounding=stochastic", "--set", "clip_threshold=0.5")
+    done = ran(
+        folder, "-m", "adafactor", "run", *flags, "train.py", "--set", "x", ADAFACTOR_ARGS="rounding=kahan seed=1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "adafactor.hf stochastic 0.5 0.001 ['--set', 'x']\n"
+    line = "transformers' Adafactor is adafactor.hf.Adafactor(rounding=stochastic, seed=1, clip_threshold=0.5)\n"
+    assert f"adafactor run: {line}" in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["train.py"], "nothing is on disk that was not"
+
+
+def test_a_module_runs_and_its_exit_status_is_its_own(folder: Path) -> None:
+    done = ran(folder, "-m", "adafactor", "run", "-m", "train", "--leave", PYTHONDONTWRITEBYTECODE="1")
+    assert (done.returncode, done.stdout) == (7, "adafactor.hf nearest 1.0 0.001 ['--leave']\n")
+
+
+def test_an_error_of_the_script_has_its_traceback(folder: Path) -> None:
+    done = ran(folder, "-m", "adafactor", "run", "train.py", "--fail")
+    assert done.returncode == 1 and 'train.py", line' in done.stderr
+    assert done.stderr.rstrip().endswith("ValueError: the script's own")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.py"], "nowhere.py is not a file"),
+        (["accelerate", "launch"], "write `accelerate ... -m adafactor run train.py`"),
+        (["--set", "rounding", "train.py"], "rounding is not NAME=VALUE"),
+        (["--set", "rounding=up", "train.py"], "rounding='up' must be one of 'nearest'"),
+        (["--set", "speed=2", "train.py"], "unexpected keyword argument 'speed'"),
+        (["--set", "relative=false", "train.py"], "transformers' word for 'relative': scale_parameter"),
+    ],
+)
+def test_a_mistake_is_one_line(folder: Path, words: list[str], said: str) -> None:
+    done = ran(folder, "-m", "adafactor", "run", *words)
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1], done.stderr
+    assert done.stderr.splitlines()[-1].startswith("adafactor run: ") and not done.stdout
+
+
+@pytest.mark.slow
+def test_accelerate_launches_it(folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
+    done = ran(
+        folder, *launch, "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "adafactor", "run", "train.py", "x"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("adafactor.hf nearest 1.0 0.001 ['x']\n")
+
+
+@pytest.mark.slow
+def test_torchrun_launches_it_and_one_process_says_so(folder: Path) -> None:
+    status, output = torchrun(["-m", "adafactor", "run", str(folder / "train.py")], ranks=2)
+    assert status == 0, output
+    assert output.count("adafactor.hf nearest 1.0 0.001 []") == 2
+    assert output.count("transformers' Adafactor is adafactor.hf.Adafactor()") == 1
+
+
+TRAINER = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+if "trl" in sys.argv:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models
+    from trl import SFTConfig as TrainingArguments, SFTTrainer
+    words = Tokenizer(models.WordLevel({"a": 0}))
+    words = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a", eos_token="a")
+    def Trainer(**given):
+        rows = [{"input_ids": row["input_ids"].tolist()} for row in given.pop("train_dataset")]
+        return SFTTrainer(train_dataset=Dataset.from_list(rows), processing_class=words, **given)
+torch.manual_seed(0)
+sizes = dict(vocab_size=17, n_positions=9, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+model = GPT2LMHeadModel(GPT2Config(**sizes)).bfloat16()
+tokens = torch.randint(17, (20, 9), generator=torch.Generator().manual_seed(0))
+args = TrainingArguments(
+    output_dir="out", optim="adafactor", learning_rate=1e-2, max_steps=4, max_grad_norm=1e9, logging_steps=1,
+    gradient_accumulation_steps=2, per_device_train_batch_size=2, use_cpu=True, save_strategy="no", report_to=[],
+    dataloader_pin_memory=False, disable_tqdm=True,
+)
+trainer = Trainer(model=model, args=args, train_dataset=[{"input_ids": row, "labels": row} for row in tokens])
+trainer.train()
+print("IN BACKWARD", "grad_norm" in trainer.optimizer.param_groups[0])
+print("NORMS", [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry])
+print("WEIGHTS", [p.sum().item() for p in model.parameters()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["transformers", "trl"])
+def test_the_trainer_steps_inside_backward_on_the_same_bits(folder: Path, trainer: str) -> None:
+    """With accumulation, and a limit of the norm that is never reached: both are the trainer's own arguments."""
+    for package in ("accelerate", trainer):
+        pytest.importorskip(package)
+    (folder / "trainer.py").write_text(TRAINER)
+    told = []
+    for flags in ([], ["--step-in-backward"]):
+        done = ran(folder, "-m", "adafactor", "run", "--set", "rounding=stochastic", *flags, "trainer.py", trainer)
+        assert done.returncode == 0, done.stderr
+        told.append({line.split()[0]: line for line in done.stdout.splitlines() if line[:2].isupper()})
+    ordinary, inside = told
+    assert ordinary["IN"] == "IN BACKWARD False" and inside["IN"] == "IN BACKWARD True"
+    assert inside["WEIGHTS"] == ordinary["WEIGHTS"]
+    norms = [[float(word) for word in line["NORMS"][7:-1].split(",")] for line in told]
+    assert len(norms[0]) == 4 and norms[1] == pytest.approx(norms[0], rel=1e-2)  # the trainer's is of bfloat16

@@ -1,0 +1,80 @@
+"""Twenty architectures, tiny: ten steps with their own gradients, on every backend as in eager PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adafactor import Adafactor, plan
+from studies.zoo import ZOO, row, table
+from tests import inside
+
+STEPS = 10
+FAST = ("GPT-2", "ConvNeXt", "Mixtral")
+PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages
+
+
+def need(package: str) -> None:
+    """Skip where it is not installed."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+@pytest.mark.parametrize("backend", inside.HERE)
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in ZOO])
+@pytest.mark.many_steps
+def test_ten_steps_are_those_of_eager_pytorch(name: str, backend: str) -> None:
+    need(ZOO[name].package)
+    torch.manual_seed(0)
+    model = ZOO[name].build(tiny=True).train()
+    names = [key for key, _ in model.named_parameters()]
+    copies = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters()]
+    start = [p.detach().clone() for p in copies]
+    leader = Adafactor(model.named_parameters(), backend="eager")
+    other = Adafactor(zip(names, copies, strict=True), backend=backend)
+    for _ in range(STEPS):
+        model.zero_grad()
+        ZOO[name].feed(model).backward()
+        for p, copy in zip(model.parameters(), copies, strict=True):
+            copy.grad = None if p.grad is None else p.grad.clone()
+        leader.step()
+        other.step()
+    for p, copy, before, key in zip(model.parameters(), copies, start, names, strict=True):
+        distance = (p - before).norm()
+        assert (p - copy).norm() <= 1e-4 * distance + 1e-7 * before.norm(), key
+        assert p.isfinite().all() and (p.grad is None or not p.grad.any() or distance > 0), key
+    assert max(record.steps for record in other.report()) == STEPS
+    kept = sum(value.nbytes for state in other.state.values() for value in state.values())
+    assert kept == plan(model, settings=["adafactor-float32"]).line("adafactor-float32").whole.statistics
+
+
+def test_there_are_twenty_of_every_kind() -> None:
+    kinds = " ".join(animal.kind for animal in ZOO.values())
+    assert len(ZOO) >= 20
+    for kind in ("decoder", "encoder-decoder", "experts", "state space", "1-d", "3-d", "vision", "speech", "diffusion"):
+        assert kind in kinds, kind
+
+
+@pytest.mark.slow
+def test_the_table_is_that_of_the_page() -> None:
+    need("diffusers")
+    need("transformers")
+    assert table() in PAGE.read_text()
+
+
+def test_every_architecture_is_on_the_page() -> None:
+    rows: dict[str, Any] = {
+        line.split(" | ")[0][2:]: line for line in PAGE.read_text().splitlines() if " MB | " in line
+    }
+    assert set(rows) == set(ZOO)
+    need("transformers")
+    assert rows["GPT-2"] == f"| {' | '.join(row('GPT-2'))} |"
+    assert all(float(re.findall(r"([\d.]+)%", line)[0]) > 99.7 for line in rows.values())
