@@ -39,10 +39,12 @@ def arguments(row: oracle.Row) -> dict[str, Any]:
         "momentum_of": row.momentum,
         "beta2": row.beta2,
         "decay_rate": row.c,
+        "beta2_max": row.beta2_max,
         "clip": row.d,
         "eps": (row.eps1, row.eps2),
         "weight_decay": row.weight_decay,
         "axes": row.axes,
+        "min_factored": row.min_factored,
     }
 
 

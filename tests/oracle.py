@@ -137,6 +137,7 @@ class Row:
     momentum: str = "gradient"  # CHOICE: row P averages the update, as the authors' code does
     beta2: float | None = None  # None: 1 − t^−c (§7.2); a number: Adam's correction (§7.1)
     c: float = 0.8
+    beta2_max: float | None = None  # CHOICE: big_vision's cap of 1 − t^−c
     d: float | None = None
     relative: bool = False
     multiplier: float = 0.1
@@ -144,16 +145,20 @@ class Row:
     eps2: float = 1e-3
     weight_decay: float = 0.0
     axes: tuple[int, int] | None = None  # CHOICE: tensors of more than two axes; the rest are a batch
+    min_factored: int = 0  # CHOICE: optax factors only where both axes are at least so long
 
     def beta2_hat(self, t: int) -> float:
         """β̂₂ₜ."""
         if self.beta2 is None:
-            return float(1 - float(t) ** -self.c)
+            increasing = float(1 - float(t) ** -self.c)
+            return increasing if self.beta2_max is None else min(self.beta2_max, increasing)
         return self.beta2 * (1 - self.beta2 ** (t - 1)) / (1 - self.beta2**t)
 
     def newest(self, t: int) -> float:
         """1 − β̂₂ₜ, the weight of the newest square, where β̂₂ₜ is too near 1 for a difference."""
-        return float(t) ** -self.c if self.beta2 is None else 1 - self.beta2_hat(t)
+        if self.beta2 is None and self.beta2_max is None:
+            return float(float(t) ** -self.c)
+        return 1 - self.beta2_hat(t)
 
 
 @dataclass
@@ -172,7 +177,7 @@ def second_moment(row: Row, g: Array, t: int, memory: Memory) -> Array:
     """V̂ₜ by the row's estimator. `g` has the factored axes last, or fewer than two axes."""
     b, w = row.beta2_hat(t), row.newest(t)
     q = g**2 + row.eps1
-    if row.estimator == "none" or g.ndim < 2:
+    if row.estimator == "none" or g.ndim < 2 or min(g.shape[-2:]) < row.min_factored:
         memory.v = b * memory.v + w * q
         return np.asarray(memory.v)
     memory.r = b * memory.r + w * q.sum(-1, keepdims=True)

@@ -21,6 +21,7 @@ from adafactor.core.contract import Executor, Fallback, Parameter
 from adafactor.core.factoring import Factored, Factoring
 from adafactor.core.grad_scaler import Scaling
 from adafactor.core.record import Record, StepMetrics, names_of
+from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.core.signals import held_back
 from adafactor.core.step import step
@@ -86,10 +87,12 @@ class Adafactor(Optimizer):
             the `"gradient"` with Adam's bias correction (Algorithms 1–3, row B).
         beta2: None for 1 − t^−decay_rate (§7.2); a number for a constant with Adam's correction (§7.1).
         decay_rate: c of §7.2; past gradients are forgotten only for c ≤ 1.
+        beta2_max: the largest β̂₂ₜ that 1 − t^−decay_rate may reach (big_vision: 0.999); None for no bound.
         clip: d of §6, the largest RMS(U); None for no clipping.
         eps: ε₁, which keeps G² from zero, and ε₂, the least scale of a parameter.
         weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
         axes: the (row, column) axes to factor; None for the two largest.
+        min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
         maximize: ascend instead of descend.
         on_nonfinite: for a gradient with a NaN, an infinity or a square beyond the range of the statistics:
             `"skip"` leaves that parameter and its state as they were and warns once (on a device other than the
@@ -100,6 +103,8 @@ class Adafactor(Optimizer):
             `"nearest"`, where updates below half a unit in the last place are lost; `"stochastic"`, where they are
             right in the mean, for no memory; `"kahan"`, where they are kept in a second 16-bit number.
         seed: of stochastic rounding, whose random numbers are a function of seed, parameter, step and element.
+        rules: keywords by names of parameters, as in `{"*embed*": {"factored": False}, "*.bias": {"clip": None}}`. The
+            first pattern that matches a name decides. It needs names, and makes a group for each rule.
         momentum: the former name of `momentum_of`.
         foreach: accepted and ignored, as are `fused` and `capturable`: some trainers give them to every optimizer of
             torch, and there is one way to step here.
@@ -133,14 +138,17 @@ class Adafactor(Optimizer):
         momentum_of: str = Settings.momentum_of,
         beta2: float | None = Settings.beta2,
         decay_rate: float = Settings.decay_rate,
+        beta2_max: float | None = Settings.beta2_max,
         clip: float | None = Settings.clip,
         eps: tuple[float, float] = Settings.eps,
         weight_decay: float = Settings.weight_decay,
         axes: tuple[int, int] | None = Settings.axes,
+        min_factored: int = Settings.min_factored,
         maximize: bool = Settings.maximize,
         on_nonfinite: str = Settings.on_nonfinite,
         rounding: str = Settings.rounding,
         seed: int = Settings.seed,
+        rules: Rules | None = None,
         momentum: str | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -159,7 +167,7 @@ class Adafactor(Optimizer):
         defaults = from_text(keywords)
         Settings(**defaults)
         self._start(backend)
-        super().__init__(params, defaults)
+        super().__init__(params if rules is None else divide_by_rules(params, rules), defaults)
 
     def _start(self, backend: str) -> None:
         kernels.check(backend)  # a wrong name and a missing package are told at once
@@ -400,7 +408,7 @@ class Adafactor(Optimizer):
         for group, names in zip(self.param_groups, names_of(self.param_groups), strict=True):
             for p, name in zip(group["params"], names, strict=True):
                 size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
-                records.append(self._metrics_of(p).record(name, p, size, group["clip"]))
+                records.append(self._metrics_of(p).record(name, p, size, group))
         for record in records:
             if record.skipped:
                 self._warn_of_skipping(record)

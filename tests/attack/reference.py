@@ -64,15 +64,18 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return STATISTICS.get(dtype, torch.float32)
 
 
-def factored_axes(shape: tuple[int, ...], factored: str | bool, axes: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The (row, column) axes; None where the second moment is kept whole."""
+def factored_axes(shape: tuple[int, ...], group: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The (row, column) axes; None where the second moment is unfactored."""
+    factored, axes = group["factored"], group["axes"]
     if factored is False or len(shape) < 2 or 0 in shape:
         return None
     if axes is not None:
         row, col = axes[0] % len(shape), axes[1] % len(shape)
     else:  # the two largest, of equals the later ones, in their own order
         row, col = sorted(sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))[-2:])
-    return None if factored == "outer" and 1 in (shape[row], shape[col]) else (row, col)
+    shorter = min(shape[row], shape[col])
+    is_unfactored = shorter < group["min_factored"] or (factored == "outer" and shorter == 1)
+    return None if is_unfactored else (row, col)
 
 
 def is_good(g: Array, dtype: torch.dtype) -> bool:
@@ -92,7 +95,7 @@ def outcome(group: Mapping[str, Any], dtype: torch.dtype, x: Array, g: Array, st
     held = dict(state)
     if x.size == 0 or (group["on_nonfinite"] != "ignore" and not is_good(g, dtype)):
         return Outcome(x, held, taken=False)
-    axes = factored_axes(x.shape, group["factored"], group["axes"])
+    axes = factored_axes(x.shape, group)
     row, memory = _row(group, axes), _memory(held, x.shape, axes)
     t = float(held.get("step", np.zeros(()))) + 1
     rate = rho(group, t)
@@ -180,6 +183,7 @@ def _row(group: Mapping[str, Any], axes: tuple[int, int] | None) -> oracle.Row:
         momentum=group[MOMENTUM_OF],
         beta2=group["beta2"],
         c=group["decay_rate"],
+        beta2_max=group["beta2_max"],
         d=group["clip"],
         relative=group["relative"],
         multiplier=1.0,

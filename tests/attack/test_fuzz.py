@@ -44,10 +44,12 @@ KEYWORDS: dict[str, list[Any]] = {
     MOMENTUM_OF: ["update", "gradient"],
     "beta2": [None, None, 0.999, 0.5, 0.0],
     "decay_rate": [0.8, 0.8, 0.5, 1.0],
+    "beta2_max": [None, 0.3],
     "clip": [1.0, 1.0, None, 0.1, 3.0],
     "eps": [(1e-30, 1e-3), (1e-30, 1e-3), (1e-30, 0.5), (1e-8, 1e-6), (2e-34, 1e-3)],
     "weight_decay": [0.0, 0.1, 1.5],
     "axes": [None, None, (0, 1), (-1, -2), (-2, -1), (0, -1)],
+    "min_factored": [0, 0, 6],
     "maximize": [False, False, True],
     "rounding": ["nearest", "stochastic", "kahan"],
     "on_nonfinite": ["skip", "skip", "raise", "ignore"],
@@ -147,6 +149,9 @@ def make_case(number: int) -> Case:
         {name: pick(random, choices) for name, choices in KEYWORDS.items() if random.random() < 0.6}
         for _ in range(int(pick(random, [1, 2, 3])))
     ]
+    for keywords in groups:
+        if keywords.get("beta2") is not None:  # both together are refused
+            keywords.pop("beta2_max", None)
     case, usual = Case(number, int(pick(random, [1, 2, 4])), groups, []), pick(random, DTYPES)
     for group in range(len(groups)):
         case.members += [group] * int(pick(random, [1, 1, 2, 4]))

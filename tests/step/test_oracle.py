@@ -75,6 +75,23 @@ def test_ideas_combine(estimator: str, momentum: str, relative: bool) -> None:
     assert error(row, (11, 13), torch.float32) < 1e-5
 
 
+@pytest.mark.parametrize("most", [0.3, 0.6])  # reached at the second step and at the fourth
+@pytest.mark.parametrize("shape", [(11, 13), (31,)], ids=str)
+def test_beta2_rises_up_to_a_bound(shape: tuple[int, ...], most: float) -> None:
+    row = replace(oracle.TABLE_2["O"], beta2_max=most)
+    assert error(row, shape, torch.float64) < 1e-10
+    assert error(replace(row, beta2_max=None), shape, torch.float64, beta2_max=most) > 1e-3  # the control
+
+
+@pytest.mark.parametrize(("shape", "is_factored"), [((8, 9), True), ((7, 9), False), ((9, 7), False)], ids=str)
+def test_a_matrix_with_an_axis_shorter_than_min_factored_is_unfactored(
+    shape: tuple[int, ...], is_factored: bool
+) -> None:
+    assert error(replace(oracle.TABLE_2["O"], min_factored=8), shape, torch.float64) < 1e-10
+    p = torch.nn.Parameter(torch.ones(shape))
+    assert ("row" in Adafactor([p], min_factored=8).state[p]) == is_factored
+
+
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 @pytest.mark.many_steps
 def test_row_b_is_torch_adam(beta1: float) -> None:

@@ -36,9 +36,12 @@ def increasing_decay(t: Scalar, c: float) -> Decay:
     return 1 - weight, weight
 
 
-def second_moment_decay(t: Scalar, beta2: float | None, c: float) -> Decay:
-    """β̂₂ₜ: the corrected constant where β₂ is given, else the increasing schedule."""
-    return increasing_decay(t, c) if beta2 is None else corrected_decay(t, beta2)
+def second_moment_decay(t: Scalar, beta2: float | None, c: float, most: float | None = None) -> Decay:
+    """β̂₂ₜ: the corrected constant where β₂ is given, else the increasing schedule up to `most`."""
+    if beta2 is not None:
+        return corrected_decay(t, beta2)
+    decay, weight = increasing_decay(t, c)
+    return (decay, weight) if most is None else (_at_most(most, decay), _at_least(1 - most, weight))
 
 
 def average(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
@@ -90,6 +93,10 @@ def step_size(rho: Scalar, rms_parameter: Scalar | None, eps2: float) -> Scalar:
 def _at_least(bound: float, value: Scalar) -> Scalar:
     # a NaN stays one, in both kinds: max(value, bound) returns its first argument when nothing is greater
     return value.clamp(min=bound) if isinstance(value, Tensor) else max(value, bound)
+
+
+def _at_most(bound: float, value: Scalar) -> Scalar:
+    return value.clamp(max=bound) if isinstance(value, Tensor) else min(value, bound)
 
 
 def i_divergence(p: Tensor, q: Tensor) -> Tensor:

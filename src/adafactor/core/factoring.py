@@ -89,17 +89,21 @@ def state_bytes(factoring: Factoring, dtype: torch.dtype, momentum: bool, compen
 
 
 @lru_cache(maxsize=4096)
-def find_factoring(shape: Shape, factored: str | bool, axes: tuple[int, int] | None = None) -> Factoring:
+def find_factoring(
+    shape: Shape, factored: str | bool, axes: tuple[int, int] | None = None, min_factored: int = 0
+) -> Factoring:
     """How a tensor of this shape is treated.
 
     Fewer than two axes: Algorithm 5. Two: Algorithm 4. More: the two largest are factored (of equals the
     later ones, so that stacked square layers stay a stack), unless `axes` names a (row, column) pair.
-    An outer product with a side of length 1 is exact, so such a tensor is unfactored: same update, less state.
+    An outer product with a side of length 1 is exact, so such a tensor is unfactored: same update, less state. So is
+    one with a factored axis shorter than `min_factored`.
     """
     if factored is False or len(shape) < 2 or prod(shape) == 0:
         return Unfactored(shape)
     row, col = _largest_two(shape) if axes is None else _by_hand(shape, axes)
-    if factored == "outer" and 1 in (shape[row], shape[col]):
+    shorter = min(shape[row], shape[col])
+    if shorter < min_factored or (factored == "outer" and shorter == 1):
         return Unfactored(shape)
     return Factored(shape, row, col, str(factored))
 

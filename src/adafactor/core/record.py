@@ -31,6 +31,7 @@ class Record:
         steps: steps taken since the last report.
         skipped: steps not taken because of a NaN or infinite gradient, since the optimizer was made or loaded.
         state_bytes: what the optimizer keeps of the parameter; of a sharded one, all shards together.
+        rule: the pattern of the optimizer's `rules` that matched its name; empty if none did.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Record:
     steps: int
     skipped: int
     state_bytes: int
+    rule: str = ""
 
 
 @dataclass
@@ -72,7 +74,7 @@ class StepMetrics:
         self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
         self.clipped, self.taken = self.clipped + clipped, self.taken + taken
 
-    def record(self, name: str, x: Tensor, state_bytes: int, clip: float | None) -> Record:
+    def record(self, name: str, x: Tensor, state_bytes: int, group: Mapping[str, Any]) -> Record:
         """Read the figures (here the host may wait for the device) and start the next clip rate."""
         taken, clipped = int(self.taken), int(self.clipped)
         self.taken = self.clipped = 0
@@ -86,11 +88,12 @@ class StepMetrics:
             clip_rate=clipped / taken if taken else math.nan,
             step_size=step_size,
             rms_parameter=rms_parameter,
-            relative_change=relative_change(step_size, rms_update, rms_parameter, clip),
+            relative_change=relative_change(step_size, rms_update, rms_parameter, group["clip"]),
             beta2=_read(self.beta2),
             steps=taken,
             skipped=int(self.skipped),
             state_bytes=state_bytes,
+            rule=group.get("rule", ""),
         )
 
 

@@ -28,7 +28,7 @@ FOREIGN = {  # what transformers, torch, timm and AdamW call things, and what to
     "beta2_decay": "decay_rate, without the minus",
     "eps_scale": "eps[1]",
     "betas": "beta1 and beta2",
-    "min_dim_size_to_factor": "factored=False, in a group of the small ones",
+    "min_dim_size_to_factor": "min_factored",
     "amsgrad": "nothing: there is no such variant",
 }
 
@@ -73,14 +73,16 @@ class Settings:
     momentum_of: str = _word("update", "gradient")
     beta2: float | None = _number_or_none(None, rate=True, at_least=0.0, below=1.0)
     decay_rate: float = _number(0.8, rate=True, above=0.0)
+    beta2_max: float | None = _number_or_none(None, rate=True, above=0.0, below=1.0)
     clip: float | None = _number_or_none(1.0, above=0.0)
     eps: tuple[float, float] = _declare((1e-30, 1e-3), lambda name, value: _check_eps(name, value))
     weight_decay: float = _number(0.0, rate=True, at_least=0.0)
     axes: tuple[int, int] | None = _declare(None, lambda name, value: _check_axes(name, value))
+    min_factored: int = _declare(0, lambda name, value: _check_integer(name, value))
     maximize: bool = _word(False, True)
     on_nonfinite: str = _word("skip", "raise", "ignore")
     rounding: str = _word("nearest", "stochastic", "kahan")
-    seed: int = _declare(0, lambda name, value: _check_seed(name, value))
+    seed: int = _declare(0, lambda name, value: _check_integer(name, value))
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Settings:
@@ -94,7 +96,7 @@ class Settings:
 
     def rates(self, t: Scalar) -> Rates:
         """Return the rates of step t (Algorithm 6)."""
-        beta2, w2 = eq.second_moment_decay(t, self.beta2, self.decay_rate)
+        beta2, w2 = eq.second_moment_decay(t, self.beta2, self.decay_rate, self.beta2_max)
         w1 = eq.corrected_decay(t, self.beta1)[1] if self.momentum_of == "gradient" else 1 - self.beta1
         return Rates(beta2, w1, w2, eq.relative_step(t, self._lr(t), self.lr_decay))
 
@@ -111,6 +113,10 @@ class Settings:
         """
         for f in fields(self):
             object.__setattr__(self, f.name, f.metadata["check"](f.name, getattr(self, f.name)))
+        if self.beta2 is not None and self.beta2_max is not None:
+            raise ValueError(
+                f"beta2_max={self.beta2_max!r} bounds 1 - t^-decay_rate, so beta2={self.beta2!r} must be None"
+            )
 
 
 RATES = tuple(f.name for f in fields(Settings) if f.metadata["rate"])  # that a schedule may write to
@@ -240,10 +246,10 @@ def _check_axes(name: str, value: Any) -> tuple[int, int] | None:
     return int(row), int(col)
 
 
-def _check_seed(name: str, value: Any) -> int:
+def _check_integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"seed={value!r} must be an integer, not {type(value).__name__}")
+        raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}")
     number = int(value)
     if not 0 <= number < 2**64:
-        raise ValueError(f"seed={value!r} must be at least 0 and below 2**64")
+        raise ValueError(f"{name}={value!r} must be at least 0 and below 2**64")
     return number

@@ -18,7 +18,7 @@ State = dict[str, Any]  # tensors, and what users put beside them
 
 def factoring_of(p: Tensor, settings: Settings) -> Factoring:
     """Which axes of a parameter are factored under these settings."""
-    return find_factoring(tuple(p.shape), settings.factored, settings.axes)
+    return find_factoring(tuple(p.shape), settings.factored, settings.axes, settings.min_factored)
 
 
 def new_state(p: Tensor, factoring: Factoring, settings: Settings) -> State:

@@ -152,7 +152,7 @@ class _Observed:
 
     def fit(self, name: str) -> Fit:
         s = Settings.of(self.group)
-        factoring = find_factoring(tuple(self.p.shape), s.factored, s.axes)
+        factoring = find_factoring(tuple(self.p.shape), s.factored, s.axes, s.min_factored)
         coverage = 1 - self.past
         v = self.v / coverage
         estimate = factored(v, factoring)

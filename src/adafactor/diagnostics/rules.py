@@ -129,7 +129,7 @@ def out_of_date(p: Parameter) -> Hit | None:
 def poor_fit(p: Parameter) -> Hit | None:
     """RMS(U) is so far above 1 that no age of V̂ explains it: then the factors do not fit."""
     s = p.settings
-    if p.about is None or p.averaged or find_factoring(p.shape, s.factored, s.axes).estimator == "full":
+    if p.about is None or p.averaged or find_factoring(p.shape, s.factored, s.axes, s.min_factored).estimator == "full":
         return None
     # the largest RMS(U) of an unfactored V̂: G² ≤ V̂/(1 − β̂₂ₜ), whatever came before
     bounds = [((1 - r.beta2) ** -0.5, r.rms_update) for r in p.stepped if r.beta2 < 1]

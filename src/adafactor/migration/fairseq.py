@@ -64,8 +64,8 @@ def _express_pytorch_optimizer(group: Group) -> None:
         "beta1": beta1 or 0.0,
         "eps": (1e-7 if args["momentum_dtype"] == torch.float16 else args["eps1"], args["eps2"]),
         "weight_decay": args["weight_decay"] or 0.0,
+        "beta2_max": cap if cap < 1 else None,
     }
-    group.set_capped_beta2(cap)
     if args["weight_decay"] and not args["weight_decouple"]:
         group.leave_out("weight_decouple=False", L2)
         group.keywords["weight_decay"] = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -28,10 +27,6 @@ WARMUP = (
     "warmup_init is a schedule here: without `scheduler = adafactor.schedules.warmup(optimizer{last})`{after} and its "
     "`step()` after each step of the optimizer, the step size stays {lr:.3g}"
 )
-CAP = (
-    "β₂ of {peer} stops rising at {cap:g}, from step {first} on; ours goes on: set beta2={cap:g} in every group then "
-    "(or, with a cap of 0.999, the next 1000 steps end 0.6 % of the distance travelled apart)"
-)
 HALF_MOMENTUM = (
     "{peer} rounds its momentum to {dtype}, ours is float32: in bfloat16, 20 steps end 0.8 % of the distance travelled "
     "apart"
@@ -39,10 +34,6 @@ HALF_MOMENTUM = (
 RAW_DECAY = (
     "{peer} decays weights by {rate:g} whatever the learning rate; ours by lr·weight_decay, which is the same while lr "
     "is {lr:g}: when it changes, set weight_decay to {rate:g}/lr"
-)
-CORRECTION = (
-    "β₂ of {peer} is {cap:g}; ours has Adam's correction, so that the weight of a new gradient is {excess:.1g} larger "
-    "at this step, and less and less"
 )
 UNSAVED = "state dicts of {peer} do not hold {names}: taken as its defaults, pass others in arguments"
 
@@ -196,19 +187,6 @@ class Group:
         if rate:
             self.note(RAW_DECAY, rate=rate, lr=lr)
         self.keywords["weight_decay"] = rate / lr if rate else 0.0
-
-    def set_capped_beta2(self, cap: float) -> None:
-        """Translate β̂₂ₜ = min(cap, 1 − t^−c): the rise before the cap is reached, the constant from there on."""
-        if cap >= 1:
-            return
-        steps = self.step or 0
-        first, excess = math.ceil((1 - cap) ** (-1 / self.keywords["decay_rate"])), cap**steps
-        if steps + 1 < first:
-            self.note(CAP, cap=cap, first=first)
-            return
-        if excess > 1e-6:
-            self.note(CORRECTION, cap=cap, excess=excess)
-        self.keywords["beta2"] = cap
 
     def checked_keywords(self) -> dict[str, Any]:
         """Return every keyword of our group, checked, and keys that are nobody's argument."""

@@ -48,6 +48,7 @@ def _express_bv(group: Group) -> None:
     """Big Vision's steps are absolute, and lr is outside the momentum."""
     args, lr, dtype = group.args, group.args["lr"], group.args["momentum_dtype"]
     group.keywords["eps"] = (1e-30 if args["eps"] is None else args["eps"], 1e-3)
+    group.keywords["beta2_max"] = args["beta2_cap"] if args["beta2_cap"] < 1 else None
     if args["momentum"]:
         group.momentum_scale = lr
         group.note(AFTER_MOMENTUM, lr=lr)
@@ -55,7 +56,6 @@ def _express_bv(group: Group) -> None:
             group.note(HALF_MOMENTUM, dtype=str(dtype).removeprefix("torch."))
         if args["caution"]:
             group.leave_out("caution", CAUTION_SIZE)
-    group.set_capped_beta2(args["beta2_cap"])
     if args["weight_decay"] and args["corrected_weight_decay"]:
         group.note(CORRECTED_DECAY)
     if args["unscaled_wd"]:

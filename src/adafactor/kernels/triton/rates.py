@@ -26,13 +26,14 @@ from adafactor.kernels.triton.elements import mix
     OF_GRADIENT,
     BETA2,  # negative: 1 − t^−c
     DECAY_RATE,  # c
+    BETA2_MAX,  # 1: no bound
     CLIP,  # 0: none
     EPS1,
     EPS2,
     WEIGHT_DECAY,
     SIGN,
     IGNORE,
-) = map(tl.constexpr, range(13))
+) = map(tl.constexpr, range(14))
 NUMBERS = tl.constexpr(16)
 
 # All columns and sizes. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has
@@ -55,13 +56,14 @@ def row_of(s: Settings) -> tuple[float, ...]:
         s.momentum_of == "gradient",
         -1.0 if s.beta2 is None else s.beta2,
         s.decay_rate,
+        1.0 if s.beta2_max is None else s.beta2_max,
         s.clip or 0.0,
         *s.eps,
         s.weight_decay,
         -1.0 if s.maximize else 1.0,
         s.on_nonfinite == "ignore",
     ]
-    return *map(float, row), 0.0, 0.0, 0.0
+    return *map(float, row), 0.0, 0.0
 
 
 @triton.jit
@@ -78,6 +80,7 @@ def write_rates(tensor_ptr, group_ptr, note_ptr):
     t = tl.load(tl.load(tensor_ptr + f.STEP).to(tl.pointer_type(tl.float32))).to(tl.float64) + 1.0
     beta1, beta2 = tl.load(group_ptr + BETA1), tl.load(group_ptr + BETA2)
     increasing = tl.exp(-tl.load(group_ptr + DECAY_RATE) * tl.log(t))
+    increasing = tl.maximum(increasing, 1.0 - tl.load(group_ptr + BETA2_MAX))
     constant = corrected_decay(t, tl.where(beta2 < 0, 0.5, beta2))
     tl.store(note_ptr + f.W2, tl.where(beta2 < 0, increasing, 1.0 - constant))
     tl.store(note_ptr + f.BETA2, tl.where(beta2 < 0, 1.0 - increasing, constant))
