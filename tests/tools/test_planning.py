@@ -166,6 +166,12 @@ def test_a_device_has_its_share_and_what_cannot_be_sharded_says_so() -> None:
     assert "Cannot be sharded: torch-float32" in str(result)
 
 
+def test_inside_backward_a_shard_holds_the_gradients_of_one_wrapped_module() -> None:
+    device = plan("llama-7b", shards=8).line("adafactor-backward").device
+    layer, outside = 4 * 4096**2 + 3 * 4096 * 11008, 2 * 32000 * 4096 + 65 * 4096
+    assert device is not None and device.gradients == 2 * max(layer, outside) // 8
+
+
 def test_a_budget_says_which_settings_fit_and_what_is_left() -> None:
     result = plan("gpt2-xl", budget="16GiB")
     fitting = {line.key for line in result.fitting}

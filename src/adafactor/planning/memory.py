@@ -117,8 +117,6 @@ class Setting:
     @property
     def unsharded(self) -> str:
         """Why it cannot step sharded parameters; empty if it can."""
-        if self.in_backward:
-            return "sharded parameters step together, not inside backward"
         return "it raises on sharded matrices" if self.optimizer in (TORCH, TRANSFORMERS) else ""
 
     def code(self, situation: Situation, shards: int) -> tuple[str, ...]:
@@ -175,13 +173,18 @@ def _gradients(model: Model, setting: Setting, count: int) -> tuple[int, int]:
     """The bytes of all gradients, and what backward needs for a moment beyond them.
 
     The gradient of a tied parameter comes in parts: the first waits, however many others come in between, and autograd
-    adds the next to it in a new tensor.
+    adds the next to it in a new tensor. Sharded, the parameters of a wrapped module step together inside backward:
+    those of a layer, or what is outside of them.
     """
     sizes = [(setting.dtype.itemsize * prod(_part(w.shape, count)), w.uses > 1) for w in model.trained]
     tied = [size for size, is_tied in sizes if is_tied]
     sums = 2 * max(tied, default=0)
+    total = sum(size for size, _ in sizes)
     if not setting.in_backward:
-        return sum(size for size, _ in sizes), sums
+        return total, sums
+    if count > 1:
+        parts = [setting.dtype.itemsize * prod(_part(w.shape, count)) for w in model.matrices if w.trainable]
+        return max(sum(parts) // max(1, model.layers), total - sum(parts)), sums
     return sum(tied) + max([sums, *(size for size, is_tied in sizes if not is_tied)]), 0
 
 
