@@ -49,7 +49,7 @@ def row_scale_of(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
 
 
 @summing
-def energy_of_columns(job: Job, col: Array, means: Array) -> float:
+def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
     """Return ΣU² from the column energies; `means` is mean(R), or 1 where C was divided by it.
 
     NaN if float32 has lost too much: a square below `LOST` vanishes from the column energy, but mean(R)/C may be large.
@@ -63,7 +63,8 @@ def energy_of_columns(job: Job, col: Array, means: Array) -> float:
             factor = means[o * job.K + j % job.K] / col[o * line + j]
             total += energy[j] * factor
             most += factor
-    if jobs.is_single(job) and job.P * LOST * most > 1e-6 * total + 1e-12 * job.count:
+    is_single = view(job.scratch, 0, 1, stat).itemsize == 4  # a constant: in double the loop above has one sum only
+    if is_single and job.P * LOST * most > 1e-6 * total + 1e-12 * job.count:
         return np.nan
     return total
 

@@ -59,7 +59,8 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, kind: Kind
 
     The columns' sums and energies go into the first chunk of each slice of the batch.
     """
-    largest = 3.4028234663852886e38 if jobs.is_single(job) else 1.7976931348623157e308
+    is_single = view(job.scratch, 0, 1, kind.stat).itemsize == 4
+    largest = 3.4028234663852886e38 if is_single else 1.7976931348623157e308
     row, line = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
     size, total, wanted = job.chunks * job.S * line, 0.0, jobs.energy_in_first_pass(job)
     fill(row, 0.0)
@@ -131,7 +132,7 @@ def factors(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
         fill(col, 1.0)
         fill(col_scale, 1.0)
     if jobs.energy_in_first_pass(job):
-        job.u2 = energy_of_columns(job, col, means)
+        job.u2 = energy_of_columns(job, col, means, kind.stat)
 
 
 @as_written

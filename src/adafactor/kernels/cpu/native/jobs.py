@@ -335,12 +335,6 @@ def is_accurate(job: Job, total: float) -> bool:
 
 
 @as_written
-def is_single(job: Job) -> bool:
-    """Say whether the statistics of a factored tensor are float32: then U² may have to be summed again in double."""
-    return job.energy_in_double != 0
-
-
-@as_written
 def energy_in_first_pass(job: Job) -> bool:
     """Say whether ΣU² of a factored tensor comes out of the first pass (see `energy`): if no second one is needed."""
     return job.estimator != FULL and job.energy == 0
