@@ -29,7 +29,7 @@ def test_a_history_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     nn.init.zeros_(model.last.weight)
     model.last.bias.requires_grad_(False)  # no figures: NaN
     groups: list[dict[str, Any]] = [{"params": model[0].named_parameters()}, {"params": model.last.named_parameters()}]
-    optimizer = Adafactor([groups[0], {**groups[1], "clip": None}])
+    optimizer = Adafactor([groups[0], {**groups[1], "clip": None}], rules={"weight": {"decay_rate": 0.7}})
     history = run(optimizer, regression(model), history=History(tmp_path / "streamed.jsonl"))
     history.save(tmp_path / "saved.jsonl")
     for name in ("streamed.jsonl", "saved.jsonl"):

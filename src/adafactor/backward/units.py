@@ -12,6 +12,7 @@ end, or where a rank's backward has reached none of the parameters, in `optimize
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,10 @@ class Turns:
             group: over which the gradients of these are averaged, if they are.
             step: is called with the unit whose turn it is.
         """
-        self.modules, self.group, self._step_unit = modules, group, step
+        self.modules, self.group = modules, group
+        self._step_unit = WeakMethod(
+            step
+        )  # of what holds this: so that both are free as soon as nobody else holds them
         self._params = list(params)[::-1]  # gradients mostly come in this order
         self._seen: dict[Tensor, None] | None = {}  # the order in which they came in the first step; None: it is over
         self._next = 0  # in the line
@@ -176,7 +180,8 @@ class Turns:
 
     def _step(self, unit: Unit) -> None:
         unit.is_done = True
-        self._step_unit(unit)
+        if (step := self._step_unit()) is not None:
+            step(unit)
 
 
 def find_modules(model: nn.Module) -> list[Unit]:

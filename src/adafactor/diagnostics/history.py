@@ -18,7 +18,8 @@ from adafactor.diagnostics.plot import draw
 from adafactor.diagnostics.report import About, Report
 
 DIGITS = 6  # significant, of a number in a file
-COLUMNS = fields(Record)[2:]  # all but the name and the shape
+COLUMNS = fields(Record)[2:-1]  # all but the name, the shape and the rule
+Member = tuple[str, tuple[int, ...], str]  # these three
 
 
 class History:
@@ -74,17 +75,17 @@ class History:
             ValueError: the file is not of this kind; the line is named.
         """
         history = cls()
-        shapes: dict[str, tuple[int, ...]] = {}
+        members: list[Member] = []
         about: dict[str, About] = {}
         # what follows the last line feed is empty, or the line that a run was writing when it died
         for number, text in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], start=1):
             try:
                 line = json.loads(text)
                 if "parameters" in line:
-                    shapes = {str(one["name"]): tuple(map(int, one["shape"])) for one in line["parameters"]}
+                    members = [_read_member(one) for one in line["parameters"]]
                     about = _read_about(line)
                 else:
-                    history(_read_report(line, shapes, about))
+                    history(_read_report(line, members, about))
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as wrong:
                 raise ValueError(f"{path}, line {number}, is no part of a history: {wrong!r}") from wrong
         return history
@@ -114,6 +115,7 @@ def _header(report: Report) -> dict[str, Any]:
     parameters = []
     for record in report.records:
         one: dict[str, Any] = {"name": record.name, "shape": list(record.shape)}
+        one |= {"rule": record.rule} if record.rule else {}
         if about := report.about.get(record.name):
             group = groups.setdefault(about.settings, len(groups))
             one |= {"dtype": about.dtype, "trainable": about.trainable, "group": group}
@@ -133,10 +135,14 @@ def _read_about(header: dict[str, Any]) -> dict[str, About]:
     return {one["name"]: About(str(one["dtype"]), bool(one["trainable"]), settings[one["group"]]) for one in members}
 
 
-def _read_report(line: dict[str, Any], shapes: dict[str, tuple[int, ...]], about: dict[str, About]) -> Report:
+def _read_member(one: dict[str, Any]) -> Member:
+    return str(one["name"]), tuple(map(int, one["shape"])), str(one.get("rule", ""))
+
+
+def _read_report(line: dict[str, Any], members: list[Member], about: dict[str, About]) -> Report:
     columns = [map(int if field.type == "int" else float, line[field.name]) for field in COLUMNS]
-    rows = zip(shapes.items(), *columns, strict=True)
-    records = tuple(Record(name, shape, *metrics) for (name, shape), *metrics in rows)
+    rows = zip(members, *columns, strict=True)
+    records = tuple(Record(name, shape, *metrics, rule) for (name, shape, rule), *metrics in rows)
     loss = line.get("loss")
     return Report(int(line["step"]), records, about, None if loss is None else float(loss))
 
