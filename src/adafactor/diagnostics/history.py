@@ -140,9 +140,12 @@ def _read_member(one: dict[str, Any]) -> Member:
 
 
 def _read_report(line: dict[str, Any], members: list[Member], about: dict[str, About]) -> Report:
-    columns = [map(int if field.type == "int" else float, line[field.name]) for field in COLUMNS]
-    rows = zip(members, *columns, strict=True)
-    records = tuple(Record(name, shape, *metrics, rule=rule) for (name, shape, rule), *metrics in rows)
+    columns = {field.name: map(int if field.type == "int" else float, line[field.name]) for field in COLUMNS}
+    rows = zip(members, *columns.values(), strict=True)
+    records = tuple(
+        Record(name=name, shape=shape, rule=rule, **dict(zip(columns, metrics, strict=True)))
+        for (name, shape, rule), *metrics in rows
+    )
     loss = line.get("loss")
     return Report(int(line["step"]), records, about, None if loss is None else float(loss))
 
