@@ -21,8 +21,9 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _is_for_onednn(t: Tensor) -> bool:
-    is_plain = t.is_cpu and t.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return is_plain and torch.backends.mkldnn.is_available() and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or not t.is_cpu or t.dtype != torch.float32:
+        return False
+    return torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu")
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ def test_the_lines_to_write_run_and_are_what_the_plan_counted(key: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"budget": "3GiB"}, ["in backward, 369 MiB too large.", "With --shards 4: ", "fully_shard(model)"]),
+        ({"budget": "3GiB"}, ["in backward, 369 MiB too large.", "With --shards 2: ", "fully_shard(model)"]),
         ({"budget": "1MiB", "shards": 2}, ["nor 1,024 times as many devices would be enough."]),
         ({"budget": "8GiB", "batch": 4, "tokens": 1024}, ["With --checkpointing: ", "gradient_checkpointing_enable()"]),
         ({"budget": "5GiB", "batch": 8, "tokens": 1024}, ["With --batch 2 --checkpointing: "]),
