@@ -161,4 +161,5 @@ def test_two_processes_with_several_passes_train_as_one_process_does(corpus: Cor
     assert record["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-3)
     one, two = (load_file(run_folder(job, tmp_path / name) / "weights.safetensors") for name in ("one", "two"))
     for name, value in one.items():
-        assert (two[name] - value).norm() < 0.02 * value.norm()
+        # biases, which start at zero, move by ρ·ε₂ = 3e-5 a step whatever the last digits of their gradients are
+        assert (two[name] - value).norm() < 0.02 * value.norm() + 0.1 * 3e-5 * value.numel() ** 0.5

@@ -396,7 +396,8 @@ def test_on_a_cpu_plain_torch_holds_as_much_for_each_element_of_a_block(key: str
     dtype, rounding = SETTINGS[key].dtype, OURS[key].get("rounding", "nearest")
     # the first pass' sums down a block's 256 rows are in 64 parts there, in float32 and then in float64
     first = 4 + sums.PARTS / 256 * (4 + 8)
-    converted = 4 if rounding == "kahan" else 0  # a CPU makes a float32 copy of what rounding took away
+    # a CPU makes a float32 copy of what rounding took away, and of bfloat16 weights that it steps in place
+    converted = 4 if rounding == "kahan" or (rounding == "nearest" and dtype == torch.bfloat16) else 0
     assert held / BLOCK_CPU == pytest.approx(max(first, BLOCK_BYTES[dtype, rounding] + converted), abs=1)
 
 
