@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from torch.optim.optimizer import StateDict
 from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.factoring import Factoring
+from adafactor.core.momentum import KEYS
 from adafactor.core.record import names_of
 from adafactor.core.settings import Settings, rename_momentum
+from adafactor.core.warn import warn
 
 Loaded = dict[Tensor, tuple[states.State, Factoring, str]]  # each with the factoring and `momentum_of` it is for
 
@@ -35,32 +38,47 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
         if ours != theirs and sorted(ours) == sorted(theirs):
             name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
             raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
-    entries, loaded = dict(state_dict["state"]), Loaded()
+    entries, loaded, converted = dict(state_dict["state"]), Loaded(), False
     for group, saved, names in zip(groups, saved_groups, names_of(groups), strict=True):
         rename_momentum(saved)
         try:
-            settings = Settings.of({**group, **defaults, **saved})
+            settings = Settings.of({**group, **defaults, **saved, "momentum_dtype": group["momentum_dtype"]})
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):
             values, factoring = entries.pop(key, None), states.factoring_of(p, settings)
             if values:
-                _check_entry(values, factoring, name)
+                _check_entry(values, factoring, settings, name)
             elif not p.requires_grad:
                 continue
-            loaded[p] = states.new_state(p, factoring, settings), factoring, settings.momentum_of
-            _fill(loaded[p][0], values or {})
+            as_saved = replace(settings, momentum_dtype=_format(values or {}, settings))
+            converted |= as_saved != settings
+            state = states.new_state(p, factoring, as_saved)
+            _fill(state, values or {})
+            states.complete(state, p, factoring, settings, name)
+            loaded[p] = state, factoring, settings.momentum_of
     if entries:
         key = next(iter(entries))
         hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
         raise ValueError(f"the state dict has a state {key!r} that belongs to none of its parameters{hint}")
+    if converted:
+        warn("the state dict has another `momentum_dtype` than this optimizer: its momentum is converted to the latter")
     return loaded
+
+
+def _format(values: Mapping[str, Any], settings: Settings) -> str:
+    """The `momentum_dtype` of a saved state."""
+    if "momentum_int8" in values:
+        return "int8"
+    if isinstance(kept := values.get("momentum"), Tensor):
+        return "bfloat16" if kept.dtype == torch.bfloat16 else "float32"
+    return settings.momentum_dtype
 
 
 def _refuse_foreign(entries: Iterable[Any]) -> None:
     """Name the cure for a state dict of another optimizer."""
     for values in entries:
-        foreign = set(values) - {"step", "momentum", "compensation"}
+        foreign = set(values) - {"step", "compensation", *KEYS}
         if foreign and not foreign & {"row", "col", "full"}:
             raise ValueError(
                 f"the state dict is of another optimizer: it has {', '.join(map(repr, sorted(foreign)))}. "
@@ -78,9 +96,9 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
             state[key] = deepcopy(value)
 
 
-def _check_entry(state: states.State, factoring: Factoring, name: str) -> None:
+def _check_entry(state: states.State, factoring: Factoring, settings: Settings, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
-    states.check_shapes(state, factoring, name)
+    states.check_shapes(state, factoring, settings, name)
     try:
         step = _as_tensor(state["step"])
         count = float(step) if step.numel() == 1 and not step.is_complex() else math.nan
