@@ -79,9 +79,9 @@ def encode(value: Tensor, blocks: Blocks, random: Tensor | None) -> tuple[Tensor
     return rounded.to(torch.int8), largest / MOST
 
 
-def decode(integers: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
-    """The float32 numbers that integers and scales stand for."""
-    return integers * spread(scale, blocks, integers)
+def decode(integers: Tensor, scale: Tensor, blocks: Blocks, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers that integers and scales stand for."""
+    return integers.to(dtype) * spread(scale.to(dtype), blocks, integers)
 
 
 def spread(scale: Tensor, blocks: Blocks, like: Tensor) -> Tensor:

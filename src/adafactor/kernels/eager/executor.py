@@ -54,7 +54,8 @@ class Executor:
         self._lengths = {key: self._scalars([f.shape[f.summed_axis(key)] for f in self._factored]) for key in packed}
         roots = [rounding.roots(p.settings.seed, p.number) for p in members]
         self._blocks_kept = [momentum.blocks_of(p.factoring, p.settings) for p in members]  # of int8 momenta
-        self._is_packed = members[0].settings.momentum_dtype != "float32" and bool(members[0].settings.beta1)
+        held = [p.state.get("momentum", p.state.get("momentum_int8")) for p in members]
+        self._is_rounded = [m is not None and m.dtype != self._dtype for m in held]  # on its way into the state
         self._roots: Any = roots[0] if self._on_host else tuple(torch.tensor(roots, device=self._device).unbind(1))
 
     def begin(
@@ -72,7 +73,7 @@ class Executor:
         t = 1 + (float(steps[0].item()) if self._on_host else torch.stack(steps).to(self._wide))
         self._settings = settings[members[0].group]
         self.rates = self._settings.rates(t)
-        is_random = members[0].rounding == "stochastic" or self._is_packed
+        is_random = members[0].rounding == "stochastic" or any(self._is_rounded)
         self._keys: Any = rounding.keys(self._roots, t) if is_random else None
         self._run = self._phases()
 
@@ -217,18 +218,17 @@ class Executor:
         return lambda i, block: self._state("full", i, block)
 
     def average_gradient_(self, weight: Scalar) -> Blockwise:
-        """m̂ₜ, which takes the place of G; one that is not kept as it is computed goes into the state with X."""
+        """m̂ₜ, which takes the place of G; one that is rounded goes into the state with X."""
         weights = self._entries(weight)
 
         def average(i: int, block: Block) -> Tensor:
             m, g = self._momentum(i, block), part(self._grads[i], block).to(self._dtype)
             return m.lerp_(self._if_taken(i, g, m), weights[i])
 
-        if self._is_packed:
-            return average
         for i, block in self._blocks():
-            average(i, block)
-        return self._momentum
+            if not self._is_rounded[i]:
+                average(i, block)
+        return lambda i, block: (average if self._is_rounded[i] else self._momentum)(i, block)
 
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]:
         """ΣU², and ΣX² where it is wanted."""
@@ -253,7 +253,7 @@ class Executor:
                 self._keep(i, block, m)
             elif skipped is not None:
                 change.masked_fill_(skipped[i], 0)
-            if of_gradient and self._is_packed:
+            if of_gradient and self._is_rounded[i]:
                 g, m = part(self._grads[i], block).to(self._dtype), self._momentum(i, block)
                 self._keep(i, block, m.lerp_(self._if_taken(i, g, m), weights[i]))
             self._subtract(i, block, change, decays[i])
@@ -286,17 +286,16 @@ class Executor:
         if kept is None:
             return self._state("momentum", i, block).to(self._dtype)
         scale = momentum.scales_at(self._members[i].state["momentum_scale"], kept, block)
-        return momentum.decode(self._state("momentum_int8", i, block), scale, kept).to(self._dtype)
+        return momentum.decode(self._state("momentum_int8", i, block), scale, kept, self._dtype)
 
     def _keep(self, i: int, block: Block, m: Tensor) -> None:
-        """Round a block of the momentum into the state, if it is not kept as it is computed."""
-        if not self._is_packed:
+        """Round a block of the momentum into the state, if it is not the state itself."""
+        if not self._is_rounded[i]:
             return
         kept, is_random = self._blocks_kept[i], self._settings.momentum_rounding == "stochastic"
         random = self._random_words(i, block, m) if is_random else None
         if kept is None:
-            state = self._state("momentum", i, block)
-            state.copy_(momentum.to_bfloat16(m, random) if state.dtype == torch.bfloat16 else m)
+            self._state("momentum", i, block).copy_(momentum.to_bfloat16(m, random))
             return
         integers, scale = momentum.encode(m, kept, random)
         old, old_scale = self._state("momentum_int8", i, block), self._members[i].state["momentum_scale"]
@@ -310,7 +309,8 @@ class Executor:
         start = [0] * like.dim() if block is None else [s.start for s in block]
         place = tuple(a + b for a, b in zip(start, p.offset or (0,) * like.dim(), strict=True))
         keys = self._keys if self._on_host else tuple(key[i] for key in self._keys)
-        return rounding.random_words(rounding.elements(tuple(like.shape), p.shape, place, like.device), keys)
+        words: Tensor = rounding.random_words(rounding.elements(tuple(like.shape), p.shape, place, like.device), keys)
+        return words
 
     def _if_taken(self, i: int, new: Tensor, old: Tensor) -> Tensor:
         """The new values, or the old ones where the step is not taken: a NaN must not reach them."""
@@ -322,8 +322,8 @@ class Executor:
     def _norm(self, tensor: Blockwise, like: list[Tensor]) -> Scalar:
         """Σ of the squares of a tensor, in blocks that follow the memory of another one."""
         if self._on_host:
-            parts = blocks(like[0], whole=self._blocks_kept[0])
-            return sums.total([sums.sum_of_squares(sums.in_memory_order(tensor(0, block))) for block in parts])
+            every = blocks(like[0], whole=self._blocks_kept[0])
+            return sums.total([sums.sum_of_squares(sums.in_memory_order(tensor(0, block))) for block in every])
         norms = []
         for i, (t, kept) in enumerate(zip(like, self._blocks_kept, strict=True)):
             parts = [vector_norm(tensor(i, block), dtype=self._wide) for block in blocks(t, whole=kept)]
