@@ -7,6 +7,7 @@ and weights are whole, and written by the first process only: a run may continue
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -84,6 +85,9 @@ class Processes:
         """After the last collective."""
         if self.size > 1:
             dist.destroy_process_group()
+            # A thread of gloo's may still hold tensors of the last collective, and need Python to let go of them: one
+            # that finds Python gone aborts the process (torch 2.13). Meanwhile it can.
+            time.sleep(0.2)
 
     def wait(self) -> None:
         """Until all processes are here."""
