@@ -98,7 +98,7 @@ class Handle:
         own = {p for p in self._parameters() if p not in inside and p.requires_grad}
         in_line = [p for p in model.parameters() if p in own and (group is not None or dtensor.is_sharded(p))]
         self._turns = Turns(modules, in_line, group, self._step_unit)
-        optimizer._step_apart(p for p in self._turns.units if dtensor.is_sharded(p))
+        optimizer._buckets.step_apart(p for p in self._turns.units if dtensor.is_sharded(p))
         self._hooks: Any = WeakTensorKeyDictionary()  # of parameters, which may be replaced and freed
         self._ends = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -144,7 +144,7 @@ class Handle:
             hook.remove()
         for p in list(self._hooks):
             forget(p)
-        self._optimizer._step_apart([])
+        self._optimizer._buckets.step_apart([])
         self._hooks, self._ends, self._norms = WeakTensorKeyDictionary(), [], {}
         self._optimizer.param_groups[0].pop(NORM, None)
 

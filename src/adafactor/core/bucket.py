@@ -9,10 +9,10 @@ made by a loop that runs in C.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from itertools import chain, compress, repeat
 from operator import attrgetter, is_not
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,6 +22,16 @@ from adafactor.core.settings import Settings
 from adafactor.core.state import check_gradient
 
 Group = dict[str, Any]
+
+
+class Contents(NamedTuple):
+    """What an optimizer holds when it takes a step."""
+
+    groups: list[Group]
+    settings: list[Settings]  # of each group
+    states: MutableMapping[Tensor, Any]
+    backend: str
+
 
 _grad = attrgetter("grad")
 _form = attrgetter("layout", "dtype", "device", "shape")
@@ -37,11 +47,8 @@ class Bucket:
         self,
         parameters: list[Parameter],
         ranks: Ranks | None,
-        backend: str,
         prepare: Prepare,
-        groups: list[Group],
-        settings: list[Settings],
-        states: Mapping[Tensor, Any],
+        now: Contents,
         only: list[tuple[int, int]] | None = None,
     ):
         """Remember how everything is now.
@@ -49,35 +56,32 @@ class Bucket:
         Args:
             parameters: those that step together.
             ranks: completes the sums of sharded parameters; None if there are none.
-            backend: as given to the optimizer.
             prepare: makes executors for them.
-            groups: the optimizer's, with their settings.
-            settings: one for each group.
-            states: the optimizer's.
+            now: what the optimizer holds.
             only: of the parameters that step inside backward, the group of each and its place there; None: all.
         """
-        self.parameters, self.ranks, self.backend, self.only = parameters, ranks, backend, only
-        self.prepare = prepare
+        self.parameters, self.ranks, self.prepare, self.only = parameters, ranks, prepare, only
         self.executors: list[Executor] = []
         self.fallback: Fallback | None = None  # a parameter that the backend has left to `eager`
         self.places: dict[Executor, list[int]] = {}  # of each executor's parameters in the bucket
         own = {parameter.p for parameter in parameters}
-        self.members = [p in own for p in self._all(groups)]
-        self.settings = [s.without_rates for s in settings]
+        self.members = [p in own for p in self._all(now.groups)]
+        self.backend, self.settings = now.backend, [s.without_rates for s in now.settings]
         self.forms: list[list[Any]] = []  # of the gradients that `executors` were prepared for
         # torch counts how often these are written to; of a shard, by way of the DTensor and of its part
         both = {id(t): t for p in parameters for t in (p.p, p.x)}
         self.counted = [t for t in both.values() if not t.is_inference()]
         self.versions = list(map(_version, self.counted))
         self.new_metrics = False  # since `flush`
-        self.fingerprint = self._look(groups, states) if all(map(_can_fingerprint, parameters)) else None
+        self.fingerprint = self._look(now) if all(map(_can_fingerprint, parameters)) else None
 
-    def holds(self, backend: str, groups: list[Group], settings: list[Settings], states: Mapping[Tensor, Any]) -> bool:
+    def holds(self, now: Contents) -> bool:
         """Whether everything but the gradients is as it was when the bucket was made; rates may differ."""
-        if self.fingerprint is None or backend != self.backend or self.settings != [s.without_rates for s in settings]:
+        settings = [s.without_rates for s in now.settings]
+        if self.fingerprint is None or now.backend != self.backend or settings != self.settings:
             return False
         try:
-            return self.fingerprint == self._look(groups, states)
+            return self.fingerprint == self._look(now)
         except (TypeError, AttributeError, IndexError, RuntimeError):  # something is gone, or is no tensor any more
             return False
 
@@ -154,16 +158,16 @@ class Bucket:
             return list(chain.from_iterable(group["params"] for group in groups))
         return [groups[group]["params"][place] for group, place in self.only]
 
-    def _look(self, groups: list[Group], states: Mapping[Tensor, Any]) -> list[list[Any]]:
+    def _look(self, now: Contents) -> list[list[Any]]:
         """What must stay so, one property of all after the other: who they are, where and how they lie in memory."""
-        every = self._all(groups)
+        every = self._all(now.groups)
         params = every if len(self.parameters) == len(every) else list(compress(every, self.members))
-        entries = list(map(states.get, params))
+        entries = list(map(now.states.get, params))
         statistics: list[Any] = list(chain.from_iterable(map(dict.values, entries)))  # type: ignore[arg-type]
         fingerprint: list[list[Any]] = [list(map(id, every)), list(map(id, entries))]
         fingerprint.append(list(map(type, chain(params, statistics))))
         if self.only is None:
-            fingerprint.append([len(group["params"]) for group in groups])
+            fingerprint.append([len(group["params"]) for group in now.groups])
         if self.ranks is not None:
             fingerprint.append([(getattr(p, "placements", None), p.requires_grad) for p in every])
             params, statistics = dtensor.parts(params), dtensor.parts(statistics)

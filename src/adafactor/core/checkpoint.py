@@ -14,10 +14,10 @@ from torch.optim.optimizer import StateDict
 from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.factoring import Factoring
-from adafactor.core.record import names_of
+from adafactor.core.record import entries_of
 from adafactor.core.settings import Settings, rename_momentum
 
-Loaded = dict[Tensor, tuple[states.State, Factoring, str]]  # each with the factoring and `momentum_of` it is for
+Loaded = dict[Tensor, tuple[states.State, states.Origin]]
 
 
 def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Loaded:
@@ -36,20 +36,21 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
             name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
             raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
     entries, loaded = dict(state_dict["state"]), Loaded()
-    for group, saved, names in zip(groups, saved_groups, names_of(groups), strict=True):
+    named = [[entry.name for entry in entries_of(groups) if entry.group == i] for i in range(len(groups))]
+    for group, saved, names in zip(groups, saved_groups, named, strict=True):
         rename_momentum(saved)
         try:
             settings = Settings.of({**group, **defaults, **saved})
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):
-            values, factoring = entries.pop(key, None), states.factoring_of(p, settings)
+            values, state = entries.pop(key, None), states.State()
             if values:
-                _check_entry(values, factoring, name)
+                _check_entry(values, states.factoring_of(p, settings), name)
             elif not p.requires_grad:
                 continue
-            loaded[p] = states.new_state(p, factoring, settings), factoring, settings.momentum_of
-            _fill(loaded[p][0], values or {})
+            loaded[p] = state, states.fit(state, p, settings, name)
+            _fill(state, values or {})
     if entries:
         key = next(iter(entries))
         hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""

@@ -33,6 +33,7 @@ from adafactor.core.record import StepMetrics
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
 
+Unit = tuple[Tensor, ...]  # parameters that step together inside backward
 Gradients = list[Tensor | None]  # one entry for each parameter; None where it has none this time
 Scale = tuple[Tensor, Tensor]  # a GradScaler's scale and found_inf
 EXACT_TYPES = {Tensor, torch.nn.Parameter}  # whose `data_ptr()` can be trusted; a subclass may have no storage
@@ -152,6 +153,22 @@ class Ranks(Protocol):
 
     def complete_norms(self, sums: Sequence[Sums]) -> None:
         """Add the other ranks' shares to ΣU² and ΣX² of the steps that are taken."""
+
+
+class Sharding(Protocol):
+    """Makes what sharded parameters need; `distributed/reductions.py` has the real one."""
+
+    def shard(self, p: Tensor, name: str, factoring: Factoring, before: Shard | None) -> Shard:
+        """This rank's part of a sharded parameter: the same as before, if it still fits."""
+
+    def ranks(self, parameters: list[Parameter], unit: Unit | None) -> Ranks:
+        """The other ranks of a bucket's parameters."""
+
+    def forget(self, unit: Unit) -> None:
+        """Let go of what the ranks agreed on for a bucket that is no more."""
+
+    def anew(self) -> Sharding:
+        """Return what to go on with when a state was loaded."""
 
 
 class Executor(Protocol):

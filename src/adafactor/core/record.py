@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -97,11 +96,24 @@ class StepMetrics:
         )
 
 
-def names_of(groups: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    """The names in each of an optimizer's groups; without any, the numbers that `state_dict` has for the parameters."""
-    number = itertools.count()
-    unnamed = [(group, [f"parameter {next(number)}" for _ in group["params"]]) for group in groups]
-    return [group.get("param_names", names) for group, names in unnamed]
+class Entry(NamedTuple):
+    """A parameter as it stands in an optimizer's groups."""
+
+    p: Tensor
+    name: str  # without names, its number
+    group: int
+    place: int  # in its group
+    number: int  # among all parameters, which `state_dict` has for it too
+
+
+def entries_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Every parameter of an optimizer's groups, in their order."""
+    number = 0
+    for i, group in enumerate(groups):
+        unnamed = [f"parameter {number + place}" for place in range(len(group["params"]))]
+        for place, (p, name) in enumerate(zip(group["params"], group.get("param_names", unnamed), strict=True)):
+            yield Entry(p, name, i, place, number)
+            number += 1
 
 
 def relative_change(step_size: float, rms_update: float, rms_parameter: float, clip: float | None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,13 @@ from adafactor.core.settings import Settings
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 State = dict[str, Any]  # tensors, and what users put beside them
+
+
+class Origin(NamedTuple):
+    """What a state was made for: settings that it does not show, and that may be edited."""
+
+    factoring: Factoring
+    momentum_of: str
 
 
 def factoring_of(p: Tensor, settings: Settings) -> Factoring:
@@ -36,7 +43,7 @@ def new_state(p: Tensor, factoring: Factoring, settings: Settings) -> State:
     return {key: value.detach() for key, value in state.items()}
 
 
-def complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
+def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
     if not state:
         state.update(new_state(p, factoring, settings))
@@ -57,7 +64,21 @@ def _add_missing(state: State, p: Tensor, settings: Settings) -> None:
         state["compensation"] = torch.zeros_like(p).detach()
 
 
-def exchange(state: State, before: Factoring, now: Factoring, name: str) -> None:
+def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin | None = None) -> Origin:
+    """Make a state, or make it fit settings that may have been edited since; return what it is made for now."""
+    now = Origin(factoring_of(p, settings), settings.momentum_of)
+    if state and origin is not None:
+        if settings.beta1 and "momentum" in state and origin.momentum_of != now.momentum_of:
+            raise ValueError(
+                f"momentum_of of {name} changed in mid-run from {origin.momentum_of!r} to {now.momentum_of!r}: its "
+                f"state 'momentum' is an average of the {origin.momentum_of}s. Delete that entry to start a new one"
+            )
+        _exchange(state, origin.factoring, now.factoring, name)
+    _complete(state, p, now.factoring, settings, name)
+    return now
+
+
+def _exchange(state: State, before: Factoring, now: Factoring, name: str) -> None:
     """Follow a change of `axes` in mid-run: rows and columns may exchange their roles, nothing else may change.
 
     The update of Algorithm 4 is the same for (row, column) and (column, row); R and C of a square matrix have one
@@ -76,7 +97,7 @@ def exchange(state: State, before: Factoring, now: Factoring, name: str) -> None
     state["row"], state["col"] = state["col"], state["row"]
 
 
-def check_parameter(p: Tensor, name: str) -> None:
+def check_parameter(p: Tensor, name: str, settings: Settings) -> None:
     """Refuse what the optimizer cannot step."""
     if hasattr(p, "_fsdp_flattened"):
         raise ValueError(
@@ -86,6 +107,7 @@ def check_parameter(p: Tensor, name: str) -> None:
         raise TypeError(
             f"{name} has dtype {p.dtype}; Adafactor steps real floating-point parameters of 16, 32 or 64 bits only"
         )
+    factoring_of(p, settings)  # complains about axes that the parameter does not have
 
 
 def check_gradient(p: Tensor, g: Tensor, name: str) -> None:

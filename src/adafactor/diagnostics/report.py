@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from adafactor.core.record import Record, names_of
+from adafactor.core.record import Record, entries_of
 from adafactor.core.settings import Settings
 from adafactor.optimizer import Adafactor
 
@@ -177,13 +177,8 @@ def parameters(optimizer: Adafactor, model: Module | None = None) -> list[tuple[
 
     Groups may share names if each was named for itself; such a name gets the group's number.
     """
-    known = {} if model is None else {p: name for name, p in model.named_parameters()}
-    members = [
-        (number, known.get(p, name), p, group)
-        for number, (group, names) in enumerate(
-            zip(optimizer.param_groups, names_of(optimizer.param_groups), strict=True)
-        )
-        for p, name in zip(group["params"], names, strict=True)
-    ]
-    count = Counter(name for _, name, _, _ in members)
-    return [(name if count[name] == 1 else f"{name} (group {i})", p, group) for i, name, p, group in members]
+    known: dict[Tensor, str] = {} if model is None else {p: name for name, p in model.named_parameters()}
+    groups = optimizer.param_groups
+    members = [(known.get(entry.p, entry.name), entry.p, entry.group) for entry in entries_of(groups)]
+    count = Counter(name for name, _, _ in members)
+    return [(name if count[name] == 1 else f"{name} (group {i})", p, groups[i]) for name, p, i in members]

@@ -1,0 +1,172 @@
+"""From an optimizer's groups to its buckets: the parameters that step together, each with a state that fits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from adafactor.core import dtensor
+from adafactor.core import state as states
+from adafactor.core.bucket import Bucket, Contents, Group
+from adafactor.core.contract import Gradients, Parameter, Prepare, Sharding, Unit
+from adafactor.core.factoring import Factored
+from adafactor.core.record import Entry, StepMetrics, entries_of
+from adafactor.core.settings import Settings
+from adafactor.core.warn import warn
+
+
+class Buckets:
+    """The buckets of one optimizer, and what outlives them of its parameters."""
+
+    def __init__(self, prepare: Prepare, sharding: Sharding, apart: Iterable[Tensor] = ()):
+        """Start without any.
+
+        Args:
+            prepare: makes executors.
+            sharding: makes what sharded parameters need.
+            apart: sharded parameters that step inside backward, and so not with the whole model.
+        """
+        self.prepare, self.sharding, self.apart = prepare, sharding, set(apart)
+        self.of: dict[Unit | None, Bucket] = {}  # None: the whole model; else what steps inside backward
+        self._metrics: Any = WeakTensorKeyDictionary()  # what is behind `report()`
+        self.origins: Any = WeakTensorKeyDictionary()  # what each state was made for
+
+    def anew(self) -> Buckets:
+        """Return what to start with when a state was loaded."""
+        return Buckets(self.prepare, self.sharding.anew(), self.apart)
+
+    def find(self, unit: Unit | None, now: Contents, lasts: bool) -> tuple[Bucket, Gradients] | None:
+        """Return a bucket that is prepared for this step or can be, and the gradients of its parameters.
+
+        Args:
+            unit: the parameters that step inside backward; None: all.
+            now: what the optimizer holds.
+            lasts: whether the bucket may serve later steps too; what a dispatch mode looks at may be the mode's own.
+
+        Returns:
+            None for parameters that are in no group (any more), and so take no step.
+        """
+        bucket = self.of.get(unit) if lasts else None
+        if bucket is None or not bucket.holds(now):
+            if unit is not None and not any(entry.p in set(unit) for entry in entries_of(now.groups)):
+                self.of.pop(unit, None)
+                return None
+            bucket = self._gather(unit, now, lasts, set())
+        grads = bucket.gradients(now.groups)
+        if grads is None:  # of a parameter that never had one so far; those without one this time stay in
+            bucket = self._gather(unit, now, lasts, {parameter.p for parameter in bucket.parameters})
+            grads = bucket.gradients(now.groups)
+        assert grads is not None
+        return bucket, grads
+
+    def flush(self) -> None:
+        """Hand the figures of all steps to what is behind `report()`."""
+        for bucket in self.of.values():
+            bucket.flush()
+
+    def flush_others(self, stepping: Unit | None) -> None:
+        """Note the figures of earlier steps before those of another bucket of the same parameters."""
+        for unit, bucket in self.of.items():
+            if (unit is None) != (stepping is None):
+                bucket.flush()
+
+    def step_apart(self, apart: Iterable[Tensor]) -> None:
+        """Leave these sharded parameters out of the whole model, where they would take part without a gradient too."""
+        self.flush()
+        self.of.clear()
+        self.apart = set(apart)
+
+    def metrics_of(self, p: Tensor) -> StepMetrics:
+        """What the steps have noted of a parameter."""
+        if p not in self._metrics:
+            self._metrics[p] = StepMetrics()
+        metrics: StepMetrics = self._metrics[p]
+        return metrics
+
+    def fit(self, state: states.State, p: Tensor, settings: Settings, name: str) -> None:
+        """Make a state, or make it fit a parameter and its settings, which may have been edited."""
+        self.origins[p] = states.fit(state, p, settings, name, self.origins.get(p))
+
+    def follow(self, groups: list[Group], held: MutableMapping[Tensor, Any]) -> None:
+        """Exchange states without a step where others stand in the groups now: Accelerate's FSDP2 puts them there."""
+        params = {p for group in groups for p in group["params"]}
+        for p, state in list(held.items()):
+            if isinstance(p, Tensor) and p not in params and not state.get("step", 1):
+                del held[p]
+        for entry in entries_of(groups):
+            if entry.p.requires_grad and not held.get(entry.p):
+                self.fit(held[entry.p], entry.p, Settings.of(groups[entry.group]), entry.name)
+
+    def _gather(self, unit: Unit | None, now: Contents, lasts: bool, staying: set[Tensor]) -> Bucket:
+        """Put together the parameters that step together. What is wrong with them is found before anything changes."""
+        old = self.of.get(unit)
+        if old is not None and lasts:
+            del self.of[unit]
+            old.flush()
+        before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
+        if unit is None:
+            self._warn_of_flat_slices(now.groups)
+            self.follow(now.groups, now.states)
+        members = None if unit is None else set(unit)
+        entries = [entry for entry in entries_of(now.groups) if members is None or entry.p in members]
+        parameters = [
+            self._parameter(entry, now, before.get(entry.p))
+            for entry in entries
+            if entry.p.grad is not None or entry.p in staying or self._is_shared(entry.p, unit)
+        ]
+        is_sharded = any(parameter.shard is not None for parameter in parameters)
+        ranks = self.sharding.ranks(parameters, unit) if is_sharded else None
+        places = None if unit is None else [(entry.group, entry.place) for entry in entries]
+        bucket = Bucket(parameters, ranks, self.prepare, now, places)
+        if lasts:
+            self.of[unit] = bucket
+            self._forget_what_left(now.groups)
+        return bucket
+
+    def _is_shared(self, p: Tensor, unit: Unit | None) -> bool:
+        """Whether other ranks may have a gradient where this one has none."""
+        return dtensor.is_sharded(p) and p.requires_grad and (unit is not None or p not in self.apart)
+
+    def _parameter(self, entry: Entry, now: Contents, before: Parameter | None) -> Parameter:
+        p, name, settings, state = entry.p, entry.name, now.settings[entry.group], now.states[entry.p]
+        if p.grad is not None:
+            states.check_gradient(p, p.grad, name)
+        self.fit(state, p, settings, name)
+        factoring, shard = states.factoring_of(p, settings), None
+        if dtensor.is_sharded(p):
+            shard = self.sharding.shard(p, name, factoring, None if before is None else before.shard)
+            state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+        return Parameter(
+            p=p,
+            x=dtensor.local(p),
+            state=state,
+            factoring=factoring,
+            settings=settings,
+            group=entry.group,
+            name=name,
+            number=entry.number,
+            metrics=self.metrics_of(p),
+            shard=shard,
+            form=None if before is None else before.form,
+        )
+
+    def _forget_what_left(self, groups: list[Group]) -> None:
+        """Drop the buckets of parameters that are no longer in any group, so that they can be freed."""
+        if len(self.of) > 1:
+            params = {p for group in groups for p in group["params"]}
+            for unit in [unit for unit in self.of if unit is not None and params.isdisjoint(unit)]:
+                del self.of[unit]
+                self.sharding.forget(unit)
+
+    def _warn_of_flat_slices(self, groups: list[Group]) -> None:
+        """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
+        params = [p for group in groups for p in group["params"]]
+        if all(p.ndim == 1 for p in params) and any(p not in self.origins for p in params):
+            if any(isinstance(origin.factoring, Factored) for origin in self.origins.values()):
+                warn(
+                    "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
+                    "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
+                )
