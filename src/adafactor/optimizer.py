@@ -25,7 +25,8 @@ from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, 
 from adafactor.core.signals import held_back
 from adafactor.core.step import step
 from adafactor.core.warn import warn
-from adafactor.distributed.reductions import Sharding
+from adafactor.distributed.reductions import Ranks
+from adafactor.distributed.shard import Shard
 
 P = ParamSpec("P")
 
@@ -170,7 +171,7 @@ class Adafactor(Optimizer):
         self.backend = backend
         self._settings = CheckedGroups()
         before: Buckets | None = getattr(self, "_buckets", None)  # of an optimizer that a state is loaded into
-        self._buckets = Buckets(_prepare, Sharding()) if before is None else before.anew()
+        self._buckets = Buckets(_prepare, Shard.of, Ranks, before)
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:

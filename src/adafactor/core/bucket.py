@@ -4,12 +4,12 @@ A bucket is the whole model, sharded or not, or what steps together inside backw
 wrapped module. A kernel prepares it once (addresses, tables, scratch) and then steps it as long as nothing has changed
 but the values of the gradients and the rates of the groups. To look at hundreds of small tensors one by one in Python
 takes longer than to step them: so the *fingerprint* is a few lists, one property of all tensors after the other, each
-made by a loop that runs in C.
+made by a loop that runs in C, and what torch's own guard says of all tensors in one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from itertools import chain, compress, repeat
 from operator import attrgetter, is_not
 from typing import Any, NamedTuple
@@ -20,6 +20,11 @@ from adafactor.core import dtensor
 from adafactor.core.contract import EXACT_TYPES, Executor, Fallback, Form, Gradients, Parameter, Prepare, Ranks
 from adafactor.core.settings import Settings
 from adafactor.core.state import check_gradient
+
+try:  # one call for many tensors; the rest of torch may do without it one day
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None  # type: ignore[assignment, misc]
 
 Group = dict[str, Any]
 
@@ -35,9 +40,7 @@ class Contents(NamedTuple):
 
 _grad = attrgetter("grad")
 _form = attrgetter("layout", "dtype", "device", "shape")
-_dtype = attrgetter("dtype")
 _version = attrgetter("_version")
-_is_zero = Tensor._is_zerotensor
 
 
 class Bucket:
@@ -67,13 +70,16 @@ class Bucket:
         own = {parameter.p for parameter in parameters}
         self.members = [p in own for p in self._all(now.groups)]
         self.backend, self.settings = now.backend, [s.without_rates for s in now.settings]
-        self.forms: list[list[Any]] = []  # of the gradients that `executors` were prepared for
+        self.forms: Forms | None = None  # of the gradients that `executors` were prepared for
         # torch counts how often these are written to; of a shard, by way of the DTensor and of its part
         both = {id(t): t for p in parameters for t in (p.p, p.x)}
         self.counted = [t for t in both.values() if not t.is_inference()]
         self.versions = list(map(_version, self.counted))
         self.new_metrics = False  # since `flush`
-        self.fingerprint = self._look(now) if all(map(_can_fingerprint, parameters)) else None
+        self.fingerprint: tuple[list[list[Any]], Forms] | None = None
+        if all(map(_can_fingerprint, parameters)):
+            places, tensors = self._look(now)
+            self.fingerprint = places, Forms(_look_at(tensors))
 
     def holds(self, now: Contents) -> bool:
         """Whether everything but the gradients is as it was when the bucket was made; rates may differ."""
@@ -81,7 +87,8 @@ class Bucket:
         if self.fingerprint is None or now.backend != self.backend or settings != self.settings:
             return False
         try:
-            return self.fingerprint == self._look(now)
+            places, tensors = self._look(now)
+            return places == self.fingerprint[0] and self.fingerprint[1].match(tensors)
         except (TypeError, AttributeError, IndexError, RuntimeError):  # something is gone, or is no tensor any more
             return False
 
@@ -100,7 +107,7 @@ class Bucket:
         """
         if self.ranks is not None:
             grads = self.ranks.align(self.parameters, grads)
-        if not self._match_forms(grads):
+        if self.forms is None or not self.forms.match(grads):
             for parameter, g in zip(self.parameters, grads, strict=True):
                 if g is not None:
                     check_gradient(parameter.x, g, parameter.name)
@@ -129,18 +136,6 @@ class Bucket:
                 executor.flush()
             self.new_metrics = False
 
-    def _match_forms(self, grads: Gradients) -> bool:
-        """Whether the gradients have the form that the executors were prepared for, those that are there."""
-        present = [g for g in grads if g is not None]
-        forms = self.forms
-        if len(present) != len(grads):
-            here = [g is not None for g in grads]
-            forms = [list(compress(column, here)) for column in forms]
-        try:
-            return bool(forms) and forms == _look_at(present)
-        except RuntimeError:  # a sparse gradient has no strides
-            return False
-
     def _prepare(self) -> None:
         self.flush()
         known = [p for p in self.parameters if p.form is not None and p.factoring.count]
@@ -150,7 +145,7 @@ class Bucket:
         self.places = {e: [place[parameter] for parameter in e.parameters] for e in self.executors}
         nothing = (None,) * len(Form._fields)  # no gradient has this form
         forms = [parameter.form or nothing for parameter in self.parameters]
-        self.forms = [list(column) for column in zip(*forms, strict=True)]
+        self.forms = Forms([list(column) for column in zip(*forms, strict=True)])
 
     def _all(self, groups: list[Group]) -> list[Tensor]:
         """The parameters, in the groups as they are now, among which this bucket's are."""
@@ -158,28 +153,52 @@ class Bucket:
             return list(chain.from_iterable(group["params"] for group in groups))
         return [groups[group]["params"][place] for group, place in self.only]
 
-    def _look(self, now: Contents) -> list[list[Any]]:
-        """What must stay so, one property of all after the other: who they are, where and how they lie in memory."""
+    def _look(self, now: Contents) -> tuple[list[list[Any]], list[Tensor]]:
+        """What must stay so: who the parameters are and where they and their states lie; and these tensors' forms."""
         every = self._all(now.groups)
         params = every if len(self.parameters) == len(every) else list(compress(every, self.members))
         entries = list(map(now.states.get, params))
-        statistics: list[Any] = list(chain.from_iterable(map(dict.values, entries)))  # type: ignore[arg-type]
-        fingerprint: list[list[Any]] = [list(map(id, every)), list(map(id, entries))]
-        fingerprint.append(list(map(type, chain(params, statistics))))
+        tensors: list[Any] = [*params, *chain.from_iterable(map(dict.values, entries))]  # type: ignore[arg-type]
+        places: list[list[Any]] = [list(map(id, every)), list(map(id, entries))]
         if self.only is None:
-            fingerprint.append([len(group["params"]) for group in now.groups])
+            places.append([len(group["params"]) for group in now.groups])
         if self.ranks is not None:
-            fingerprint.append([(getattr(p, "placements", None), p.requires_grad) for p in every])
-            params, statistics = dtensor.parts(params), dtensor.parts(statistics)
-        fingerprint += [list(map(Tensor.data_ptr, chain(params, statistics))), list(map(_dtype, statistics))]
-        fingerprint += [list(map(_form, params)), list(map(Tensor.stride, params)), list(map(Tensor.is_neg, params))]
-        return fingerprint
+            places.append([(type(p), getattr(p, "placements", None), p.requires_grad) for p in every])
+            places.append(list(map(type, tensors)))
+            tensors = dtensor.parts(tensors)
+        return [*places, list(map(Tensor.data_ptr, tensors))], tensors
 
 
-def _look_at(grads: Sequence[Tensor]) -> list[list[Any]]:
-    """The fields of `Form`, one of all gradients after the other."""
-    forms, strides = list(map(_form, grads)), list(map(Tensor.stride, grads))
-    return [list(map(type, grads)), forms, list(map(Tensor.is_neg, grads)), list(map(_is_zero, grads)), strides]
+class Forms:
+    """What tensors look like, the fields of `Form` one after the other; others can be compared with them."""
+
+    def __init__(self, columns: list[list[Any]]):
+        """Take what `_look_at` has found."""
+        self._columns = columns
+        self._guard: Callable[..., bool] | None = None  # says yes for such tensors at once; its no means nothing
+
+    def match(self, tensors: Sequence[Tensor | None]) -> bool:
+        """Whether tensors look like this, those that are there."""
+        present = [t for t in tensors if t is not None]
+        is_whole, columns = len(present) == len(tensors), self._columns
+        if is_whole and self._guard is not None and self._guard(*present):
+            return True
+        if not is_whole:
+            here = [t is not None for t in tensors]
+            columns = [list(compress(column, here)) for column in columns]
+        try:
+            matches = columns == _look_at(present)
+        except RuntimeError:  # a sparse gradient has no strides
+            return False
+        if matches and is_whole and TensorGuards is not None:
+            self._guard = TensorGuards(*present, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return matches
+
+
+def _look_at(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """The fields of `Form`, one of all tensors after the other."""
+    looks = type, _form, Tensor.is_neg, Tensor._is_zerotensor, Tensor.stride
+    return [list(map(look, tensors)) for look in looks]
 
 
 def _present(grads: Gradients) -> int:

@@ -145,6 +145,9 @@ class Sums:
 class Ranks(Protocol):
     """The other ranks of sharded parameters."""
 
+    def ask_again(self) -> None:
+        """Agree anew at the next step: a state was loaded."""
+
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
         """Check every gradient, bring it to its parameter's placements, and make it local."""
 
@@ -153,22 +156,6 @@ class Ranks(Protocol):
 
     def complete_norms(self, sums: Sequence[Sums]) -> None:
         """Add the other ranks' shares to ΣU² and ΣX² of the steps that are taken."""
-
-
-class Sharding(Protocol):
-    """Makes what sharded parameters need; `distributed/reductions.py` has the real one."""
-
-    def shard(self, p: Tensor, name: str, factoring: Factoring, before: Shard | None) -> Shard:
-        """This rank's part of a sharded parameter: the same as before, if it still fits."""
-
-    def ranks(self, parameters: list[Parameter], unit: Unit | None) -> Ranks:
-        """The other ranks of a bucket's parameters."""
-
-    def forget(self, unit: Unit) -> None:
-        """Let go of what the ranks agreed on for a bucket that is no more."""
-
-    def anew(self) -> Sharding:
-        """Return what to go on with when a state was loaded."""
 
 
 class Executor(Protocol):
@@ -214,6 +201,8 @@ class Backend(Protocol):
 
 
 Fallback = tuple[Parameter, str]  # a parameter that a backend left to `eager`, and why
+MakeShard = Callable[[Tensor, str, Factoring, Shard | None], Shard]  # the last one made for it, if it still fits
+MakeRanks = Callable[[list[Parameter], Ranks | None], Ranks]  # of a bucket, after those of the last such bucket
 Prepare = Callable[[list[Parameter], str], tuple[list[Executor], Fallback | None]]  # `kernels.prepare`
 
 

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents, Group
-from adafactor.core.contract import Gradients, Parameter, Prepare, Sharding, Unit
+from adafactor.core.contract import Gradients, MakeRanks, MakeShard, Parameter, Prepare, Ranks, Unit
 from adafactor.core.factoring import Factored
 from adafactor.core.record import Entry, StepMetrics, entries_of
 from adafactor.core.settings import Settings
@@ -21,22 +21,16 @@ from adafactor.core.warn import warn
 class Buckets:
     """The buckets of one optimizer, and what outlives them of its parameters."""
 
-    def __init__(self, prepare: Prepare, sharding: Sharding, apart: Iterable[Tensor] = ()):
-        """Start without any.
-
-        Args:
-            prepare: makes executors.
-            sharding: makes what sharded parameters need.
-            apart: sharded parameters that step inside backward, and so not with the whole model.
-        """
-        self.prepare, self.sharding, self.apart = prepare, sharding, set(apart)
+    def __init__(self, prepare: Prepare, make_shard: MakeShard, make_ranks: MakeRanks, before: Buckets | None):
+        """Start without any, or with what still holds of those before, when a state was loaded."""
+        self.prepare, self.make_shard, self.make_ranks = prepare, make_shard, make_ranks
+        self.apart: set[Tensor] = set() if before is None else before.apart  # sharded ones that step inside backward
+        self.ranks: dict[Unit | None, Ranks] = {} if before is None else before.ranks  # of sharded parameters
+        for ranks in self.ranks.values():
+            ranks.ask_again()
         self.of: dict[Unit | None, Bucket] = {}  # None: the whole model; else what steps inside backward
         self._metrics: Any = WeakTensorKeyDictionary()  # what is behind `report()`
         self.origins: Any = WeakTensorKeyDictionary()  # what each state was made for
-
-    def anew(self) -> Buckets:
-        """Return what to start with when a state was loaded."""
-        return Buckets(self.prepare, self.sharding.anew(), self.apart)
 
     def find(self, unit: Unit | None, now: Contents, lasts: bool) -> tuple[Bucket, Gradients] | None:
         """Return a bucket that is prepared for this step or can be, and the gradients of its parameters.
@@ -51,7 +45,7 @@ class Buckets:
         """
         bucket = self.of.get(unit) if lasts else None
         if bucket is None or not bucket.holds(now):
-            if unit is not None and not any(entry.p in set(unit) for entry in entries_of(now.groups)):
+            if unit is not None and _params(now.groups).isdisjoint(unit):
                 self.of.pop(unit, None)
                 return None
             bucket = self._gather(unit, now, lasts, set())
@@ -69,9 +63,12 @@ class Buckets:
 
     def flush_others(self, stepping: Unit | None) -> None:
         """Note the figures of earlier steps before those of another bucket of the same parameters."""
-        for unit, bucket in self.of.items():
-            if (unit is None) != (stepping is None):
-                bucket.flush()
+        if stepping is None:
+            for unit, bucket in self.of.items():
+                if unit is not None:
+                    bucket.flush()
+        elif None in self.of:
+            self.of[None].flush()
 
     def step_apart(self, apart: Iterable[Tensor]) -> None:
         """Leave these sharded parameters out of the whole model, where they would take part without a gradient too."""
@@ -92,7 +89,7 @@ class Buckets:
 
     def follow(self, groups: list[Group], held: MutableMapping[Tensor, Any]) -> None:
         """Exchange states without a step where others stand in the groups now: Accelerate's FSDP2 puts them there."""
-        params = {p for group in groups for p in group["params"]}
+        params = _params(groups)
         for p, state in list(held.items()):
             if isinstance(p, Tensor) and p not in params and not state.get("step", 1):
                 del held[p]
@@ -117,8 +114,9 @@ class Buckets:
             for entry in entries
             if entry.p.grad is not None or entry.p in staying or self._is_shared(entry.p, unit)
         ]
-        is_sharded = any(parameter.shard is not None for parameter in parameters)
-        ranks = self.sharding.ranks(parameters, unit) if is_sharded else None
+        ranks = None
+        if any(parameter.shard is not None for parameter in parameters):
+            ranks = self.ranks[unit] = self.make_ranks(parameters, self.ranks.get(unit))
         places = None if unit is None else [(entry.group, entry.place) for entry in entries]
         bucket = Bucket(parameters, ranks, self.prepare, now, places)
         if lasts:
@@ -137,29 +135,19 @@ class Buckets:
         self.fit(state, p, settings, name)
         factoring, shard = states.factoring_of(p, settings), None
         if dtensor.is_sharded(p):
-            shard = self.sharding.shard(p, name, factoring, None if before is None else before.shard)
+            shard = self.make_shard(p, name, factoring, None if before is None else before.shard)
             state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-        return Parameter(
-            p=p,
-            x=dtensor.local(p),
-            state=state,
-            factoring=factoring,
-            settings=settings,
-            group=entry.group,
-            name=name,
-            number=entry.number,
-            metrics=self.metrics_of(p),
-            shard=shard,
-            form=None if before is None else before.form,
-        )
+        metrics, form = self.metrics_of(p), None if before is None else before.form
+        x, group, number = dtensor.local(p), entry.group, entry.number
+        return Parameter(p, x, state, factoring, settings, group, name, number, metrics, shard, form)
 
     def _forget_what_left(self, groups: list[Group]) -> None:
         """Drop the buckets of parameters that are no longer in any group, so that they can be freed."""
         if len(self.of) > 1:
-            params = {p for group in groups for p in group["params"]}
+            params = _params(groups)
             for unit in [unit for unit in self.of if unit is not None and params.isdisjoint(unit)]:
                 del self.of[unit]
-                self.sharding.forget(unit)
+                self.ranks.pop(unit, None)
 
     def _warn_of_flat_slices(self, groups: list[Group]) -> None:
         """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
@@ -170,3 +158,7 @@ class Buckets:
                     "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
                     "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
                 )
+
+
+def _params(groups: list[Group]) -> set[Tensor]:
+    return {p for group in groups for p in group["params"]}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from adafactor.core import sums as host
-from adafactor.core.contract import Gradients, Parameter, Sums, Unit
+from adafactor.core.contract import Gradients, Parameter, Sums
 from adafactor.core.dtensor import cut_axis, is_sharded, local, parts
-from adafactor.core.factoring import Factoring, statistics_dtype, sum_dtype
+from adafactor.core.factoring import statistics_dtype, sum_dtype
 from adafactor.core.settings import RATES
 from adafactor.core.state import check_gradient
 from adafactor.distributed.agreement import ALONE, Agreement, Facts, facts_of, find_difference
@@ -32,19 +32,23 @@ class Ranks:
     alone knows, and a gradient that is missing on some ranks only is noticed by all of them.
     """
 
-    def __init__(self, parameters: list[Parameter], agreement: Agreement):
-        """Nothing is sent yet."""
+    def __init__(self, parameters: list[Parameter], before: object):
+        """Nothing is sent yet; what was agreed on before still holds."""
         self.members = [(p, p.shard) for p in parameters if isinstance(p.shard, Shard)]
-        self.agreement = agreement
+        self.agreement: Agreement = before.agreement if isinstance(before, Ranks) else Agreement()
         self.facts: list[Facts] = [facts_of(p, shard) for p, shard in self.members]
         shards = [shard for _, shard in self.members]
         self._moments = Reduction(shards, _groups_of_flags(shards))
         self._norms = Reduction(shards, [shard.partial.get("scalars", ()) for shard in shards])
         self._kinds: list[list[Any]] | None = None  # of gradients that only had to be made local
-        if self.facts == agreement.facts:
-            for (_, shard), before in zip(self.members, agreement.shards, strict=True):
-                shard.arrival = shard.arrival or before.arrival
-            agreement.shards = [shard for _, shard in self.members]
+        if self.facts == self.agreement.facts:
+            for shard, known in zip(shards, self.agreement.shards, strict=True):
+                shard.arrival = shard.arrival or known.arrival
+            self.agreement.shards = shards
+
+    def ask_again(self) -> None:
+        """Agree anew at the next step; the other ranks may not know why, and expect the same sums as before."""
+        self.agreement.facts = None
 
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
         """Check every gradient, bring it to its parameter's placements, and make it local. This communicates."""
@@ -121,31 +125,6 @@ class Ranks:
 
     def _difference(self, groups: list[Group], rates: Sequence[str] = ()) -> str:
         return find_difference(self.members, self.facts, groups, rates)
-
-
-class Sharding:
-    """What an optimizer's sharded parameters need: a shard for each, and for each bucket the other ranks."""
-
-    def __init__(self, agreements: Mapping[Any, Agreement] | None = None):
-        """Start with what the ranks have agreed on for each bucket, if anything."""
-        self._agreements = dict(agreements or {})
-
-    def shard(self, p: Tensor, name: str, factoring: Factoring, before: object) -> Shard:
-        """This rank's part of a sharded parameter: the same as before, if it still fits."""
-        assert is_sharded(p)
-        return before if isinstance(before, Shard) and before.fits(p, factoring) else Shard(p, name, factoring)
-
-    def ranks(self, parameters: list[Parameter], unit: Unit | None) -> Ranks:
-        """The other ranks of a bucket's parameters."""
-        return Ranks(parameters, self._agreements.setdefault(unit, Agreement()))
-
-    def forget(self, unit: Unit) -> None:
-        """Let go of what the ranks agreed on for a bucket that is no more."""
-        self._agreements.pop(unit, None)
-
-    def anew(self) -> Sharding:
-        """After load_state_dict the ranks agree anew; the others may not know, and expect the same sums as before."""
-        return Sharding({unit: Agreement(agreement.shards) for unit, agreement in self._agreements.items()})
 
 
 def _busy(shards: Iterable[Shard]) -> list[Group]:

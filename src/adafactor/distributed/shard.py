@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adafactor.core.dtensor import beginning, cut_axis, local
+from adafactor.core.dtensor import beginning, cut_axis, is_sharded, local
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored, Factoring, drop, sum_dtype
 
@@ -109,9 +109,14 @@ class Shard:
         # the placements and local shape of the last gradient; None: it has never had one
         self.arrival: tuple[tuple[Placement, ...], tuple[int, ...]] | None = None
 
-    def fits(self, p: Tensor, factoring: Factoring) -> bool:
-        """Is the parameter still what it was?"""
-        return factoring == self.split.factoring and p is self.p and self.placements == tuple(self.p.placements)
+    @classmethod
+    def of(cls, p: Tensor, name: str, factoring: Factoring, before: object) -> Shard:
+        """The shard that was made of a parameter before, if that is still what it was; else a new one."""
+        assert is_sharded(p)
+        if isinstance(before, Shard) and p is before.p and factoring == before.split.factoring:
+            if before.placements == tuple(p.placements):
+                return before
+        return cls(p, name, factoring)
 
     def over(self, dimensions: Sequence[int]) -> tuple[Group, ...]:
         """The groups of some mesh dimensions, of more than one rank each."""
