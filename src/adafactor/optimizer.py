@@ -19,7 +19,7 @@ from adafactor.core.bucket import Bucket, Contents
 from adafactor.core.contract import Executor, Fallback, Parameter, Unit
 from adafactor.core.gather import Buckets
 from adafactor.core.grad_scaler import Scaling
-from adafactor.core.record import Record, entries_of
+from adafactor.core.record import Record, entries_of, slices_of
 from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.core.signals import held_back
@@ -90,6 +90,7 @@ class Adafactor(Optimizer):
         weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
         axes: the (row, column) axes to factor; None for the two largest.
         min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
+        per_slice: step each slice X[i] of a stack, of layers under a scan or of experts, as a parameter of its own.
         maximize: ascend instead of descend.
         on_nonfinite: for a gradient with a NaN, an infinity or a square beyond the range of the statistics:
             `"skip"` leaves that parameter and its state as they were and warns once (on a device other than the
@@ -141,6 +142,7 @@ class Adafactor(Optimizer):
         weight_decay: float = Settings.weight_decay,
         axes: tuple[int, int] | None = Settings.axes,
         min_factored: int = Settings.min_factored,
+        per_slice: bool = Settings.per_slice,
         maximize: bool = Settings.maximize,
         on_nonfinite: str = Settings.on_nonfinite,
         rounding: str = Settings.rounding,
@@ -289,9 +291,12 @@ class Adafactor(Optimizer):
         """
         self._buckets.flush()
         records = []
-        for p, name, group, *_ in entries_of(self.param_groups):
+        for entry in entries_of(self.param_groups):
+            p, group = entry.p, self.param_groups[entry.group]
             size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
-            records.append(self._buckets.metrics_of(p).record(name, p, size, self.param_groups[group]))
+            for name, x, place in slices_of(p, entry.name, group["per_slice"]):
+                share = size if place is None else size // len(p)
+                records.append(self._buckets.metrics_of(p, place).record(name, x, share, group))
         for record in records:
             if record.skipped:
                 self._warn_of_skipping(record)

@@ -48,7 +48,7 @@ class Bucket:
 
     def __init__(
         self,
-        parameters: list[Parameter],
+        wholes: list[Parameter],
         ranks: Ranks | None,
         prepare: Prepare,
         now: Contents,
@@ -57,27 +57,29 @@ class Bucket:
         """Remember how everything is now.
 
         Args:
-            parameters: those that step together.
+            wholes: the parameters that step together, or whose slices do.
             ranks: completes the sums of sharded parameters; None if there are none.
             prepare: makes executors for them.
             now: what the optimizer holds.
             only: of the parameters that step inside backward, the group of each and its place there; None: all.
         """
-        self.parameters, self.ranks, self.prepare, self.only = parameters, ranks, prepare, only
+        self.wholes, self.ranks, self.prepare, self.only = wholes, ranks, prepare, only
+        self.parameters = [parameter for whole in wholes for parameter in whole.stepping]
+        self.is_cut = any(whole.slices is not None for whole in wholes)
         self.executors: list[Executor] = []
         self.fallback: Fallback | None = None  # a parameter that the backend has left to `eager`
         self.places: dict[Executor, list[int]] = {}  # of each executor's parameters in the bucket
-        own = {parameter.p for parameter in parameters}
+        own = {whole.p for whole in wholes}
         self.members = [p in own for p in self._all(now.groups)]
         self.backend, self.settings = now.backend, [s.without_rates for s in now.settings]
         self.forms: Forms | None = None  # of the gradients that `executors` were prepared for
         # torch counts how often these are written to; of a shard, by way of the DTensor and of its part
-        both = {id(t): t for p in parameters for t in (p.p, p.x)}
+        both = {id(t): t for whole in wholes for t in (whole.p, whole.x)}
         self.counted = [t for t in both.values() if not t.is_inference()]
         self.versions = list(map(_version, self.counted))
         self.new_metrics = False  # since `flush`
         self.fingerprint: tuple[list[list[Any]], Forms] | None = None
-        if all(map(_can_fingerprint, parameters)):
+        if all(map(_can_fingerprint, wholes)):
             places, tensors = self._look(now)
             self.fingerprint = places, Forms(_look_at(tensors))
 
@@ -95,7 +97,7 @@ class Bucket:
     def gradients(self, groups: list[Group]) -> Gradients | None:
         """The gradients of the parameters; None if another parameter has one, which must come in first."""
         every = list(map(_grad, self._all(groups)))
-        if len(self.parameters) == len(every):
+        if len(self.wholes) == len(every):
             return every
         grads = list(compress(every, self.members))
         return grads if _present(grads) == _present(every) else None
@@ -106,7 +108,9 @@ class Bucket:
         Everything that can be wrong with a gradient is found here, before anything is changed.
         """
         if self.ranks is not None:
-            grads = self.ranks.align(self.parameters, grads)
+            grads = self.ranks.align(self.wholes, grads)
+        if self.is_cut:
+            grads = self._cut(grads)
         if self.forms is None or not self.forms.match(grads):
             for parameter, g in zip(self.parameters, grads, strict=True):
                 if g is not None:
@@ -123,7 +127,8 @@ class Bucket:
         if list(map(_version, self.counted)) == self.versions:
             return None
         before = dict(zip(map(id, self.counted), self.versions, strict=True))
-        return [any(id(t) in before and t._version != before[id(t)] for t in (p.p, p.x)) for p in self.parameters]
+        written = [any(id(t) in before and t._version != before[id(t)] for t in (p.p, p.x)) for p in self.wholes]
+        return [was for was, whole in zip(written, self.wholes, strict=True) for _ in whole.stepping]
 
     def end_step(self) -> None:
         """Remember how the step has left the parameters."""
@@ -136,10 +141,17 @@ class Bucket:
                 executor.flush()
             self.new_metrics = False
 
+    def _cut(self, grads: Gradients) -> Gradients:
+        """The gradients of all slices, of those of the wholes."""
+        for whole, g in zip(self.wholes, grads, strict=True):
+            if g is not None and whole.slices is not None:
+                check_gradient(whole.x, g, whole.name)
+        return [part for whole, g in zip(self.wholes, grads, strict=True) for part in whole.cut(g)]
+
     def _prepare(self) -> None:
         self.flush()
+        mark_overlaps([whole for whole in self.wholes if any(p.form is not None for p in whole.stepping)])
         known = [p for p in self.parameters if p.form is not None and p.factoring.count]
-        mark_overlaps(known)
         self.executors, self.fallback = self.prepare(known, self.backend)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}
         self.places = {e: [place[parameter] for parameter in e.parameters] for e in self.executors}
@@ -156,7 +168,7 @@ class Bucket:
     def _look(self, now: Contents) -> tuple[list[list[Any]], list[Tensor]]:
         """What must stay so: who the parameters are and where they and their states lie; and these tensors' forms."""
         every = self._all(now.groups)
-        params = every if len(self.parameters) == len(every) else list(compress(every, self.members))
+        params = every if len(self.wholes) == len(every) else list(compress(every, self.members))
         entries = list(map(now.states.get, params))
         tensors: list[Any] = [*params, *chain.from_iterable(map(dict.values, entries))]  # type: ignore[arg-type]
         places: list[list[Any]] = [list(map(id, every)), list(map(id, entries))]
@@ -221,7 +233,8 @@ def mark_overlaps(parameters: Sequence[Parameter]) -> None:
     furthest = spans[0] if spans else None
     for span in spans[1:]:
         if furthest is not None and span[0] == furthest[0] and span[1] < furthest[2]:
-            span[3].overlaps = furthest[3].overlaps = True
+            for parameter in (*span[3].stepping, *furthest[3].stepping):
+                parameter.overlaps = True
         if furthest is None or span[0] != furthest[0] or span[2] > furthest[2]:
             furthest = span
 

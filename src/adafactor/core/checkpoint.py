@@ -13,7 +13,6 @@ from torch.optim.optimizer import StateDict
 
 from adafactor.core import dtensor
 from adafactor.core import state as states
-from adafactor.core.factoring import Factoring
 from adafactor.core.record import entries_of
 from adafactor.core.settings import Settings, rename_momentum
 
@@ -46,7 +45,7 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):
             values, state = entries.pop(key, None), states.State()
             if values:
-                _check_entry(values, states.factoring_of(p, settings), name)
+                _check_entry(values, p, settings, name)
             elif not p.requires_grad:
                 continue
             loaded[p] = state, states.fit(state, p, settings, name)
@@ -74,20 +73,20 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if key in state:
             value = _as_tensor(value)
-            dtensor.copy_(state[key], value.reshape(()) if key == "step" else value)
+            dtensor.copy_(state[key], value.reshape(state[key].shape) if key == "step" else value)
         else:
             state[key] = deepcopy(value)
 
 
-def _check_entry(state: states.State, factoring: Factoring, name: str) -> None:
+def _check_entry(state: states.State, p: Tensor, settings: Settings, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
-    states.check_shapes(state, factoring, name)
+    states.check_shapes(state, states.factoring_of(p, settings), name)
+    states.check_count(state, p, settings, name)
     try:
-        step = _as_tensor(state["step"])
-        count = float(step) if step.numel() == 1 and not step.is_complex() else math.nan
+        counts = list(map(float, dtensor.local(_as_tensor(state["step"])).reshape(-1).tolist()))
     except (KeyError, TypeError, ValueError, RuntimeError):
-        count = math.nan
-    if not (count >= 0 and count.is_integer()):
+        counts = [math.nan]
+    if not all(count >= 0 and count.is_integer() for count in counts):
         raise ValueError(
             f"the state of {name} has step={state.get('step')!r}; it must be one whole number that is not negative"
         )

@@ -93,6 +93,18 @@ class Parameter:
     shard: Shard | None = None
     form: Form | None = None  # of its last gradient; None: it never had one
     overlaps: bool = False  # its memory is also another parameter's
+    slices: list[Parameter] | None = None  # with `per_slice`, what steps in its place: views of it and its state
+
+    @property
+    def stepping(self) -> list[Parameter]:
+        """What steps for it: its slices on this rank, or itself."""
+        return [self] if self.slices is None else self.slices
+
+    def cut(self, g: Tensor | None) -> Gradients:
+        """The gradients of what steps for it."""
+        if self.slices is None:
+            return [g]
+        return [None] * len(self.slices) if g is None else list(g.unbind())
 
     @property
     def gradient(self) -> Form:
@@ -201,7 +213,7 @@ class Backend(Protocol):
 
 
 Fallback = tuple[Parameter, str]  # a parameter that a backend left to `eager`, and why
-MakeShard = Callable[[Tensor, str, Factoring, Shard | None], Shard]  # the last one made for it, if it still fits
+MakeShard = Callable[[Tensor, str, Factoring, bool, Shard | None], Shard]  # the last one for it, if it still fits
 MakeRanks = Callable[[list[Parameter], Ranks | None], Ranks]  # of a bucket, after those of the last such bucket
 Prepare = Callable[[list[Parameter], str], tuple[list[Executor], Fallback | None]]  # `kernels.prepare`
 

@@ -7,7 +7,7 @@ there on every platform.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,14 +55,17 @@ def beginning(p: DTensor) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
 
 
-def zeros(p: DTensor, without: int, dtype: torch.dtype) -> Tensor:
-    """A statistic of `p` with one axis summed away: cut as `p` is, except where that axis is what is cut."""
+def zeros(p: DTensor, without: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A statistic of `p` with some axes summed away: cut as `p` is, except where one of these is what is cut."""
     from torch.distributed.tensor import DTensor
 
-    part, shape = p.to_local(), drop(tuple(p.shape), without)
-    flat = torch.zeros(drop(tuple(part.shape), without), dtype=dtype, device=part.device)
+    part, placements = p.to_local(), list(p.placements)
+    shape, local_shape = tuple(p.shape), tuple(part.shape)
+    for axis in sorted(without, reverse=True):
+        shape, local_shape = drop(shape, axis), drop(local_shape, axis)
+        placements = [_place_without(place, axis) for place in placements]
+    flat = torch.zeros(local_shape, dtype=dtype, device=part.device)
     stride = torch.empty(shape, device="meta").stride()
-    placements = [_place_without(place, without) for place in p.placements]
     made = DTensor.from_local(flat, p.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
     return made.to(part.device)  # with CPU offload, where the parameter is and not where its mesh is
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,8 +13,8 @@ from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents, Group
 from adafactor.core.contract import Gradients, MakeRanks, MakeShard, Parameter, Prepare, Ranks, Unit
-from adafactor.core.factoring import Factored
-from adafactor.core.record import Entry, StepMetrics, entries_of
+from adafactor.core.factoring import Factored, find_factoring
+from adafactor.core.record import Entry, StepMetrics, entries_of, slices_of
 from adafactor.core.settings import Settings
 from adafactor.core.warn import warn
 
@@ -51,7 +52,7 @@ class Buckets:
             bucket = self._gather(unit, now, lasts, set())
         grads = bucket.gradients(now.groups)
         if grads is None:  # of a parameter that never had one so far; those without one this time stay in
-            bucket = self._gather(unit, now, lasts, {parameter.p for parameter in bucket.parameters})
+            bucket = self._gather(unit, now, lasts, {whole.p for whole in bucket.wholes})
             grads = bucket.gradients(now.groups)
         assert grads is not None
         return bucket, grads
@@ -76,11 +77,11 @@ class Buckets:
         self.of.clear()
         self.apart = set(apart)
 
-    def metrics_of(self, p: Tensor) -> StepMetrics:
-        """What the steps have noted of a parameter."""
+    def metrics_of(self, p: Tensor, place: int | None) -> StepMetrics:
+        """What the steps have noted of a parameter, or of one of its slices."""
         if p not in self._metrics:
-            self._metrics[p] = StepMetrics()
-        metrics: StepMetrics = self._metrics[p]
+            self._metrics[p] = {}
+        metrics: StepMetrics = self._metrics[p].setdefault(place, StepMetrics())
         return metrics
 
     def fit(self, state: states.State, p: Tensor, settings: Settings, name: str) -> None:
@@ -91,7 +92,7 @@ class Buckets:
         """Exchange states without a step where others stand in the groups now: Accelerate's FSDP2 puts them there."""
         params = _params(groups)
         for p, state in list(held.items()):
-            if isinstance(p, Tensor) and p not in params and not state.get("step", 1):
+            if isinstance(p, Tensor) and p not in params and not _has_stepped(state):
                 del held[p]
         for entry in entries_of(groups):
             if entry.p.requires_grad and not held.get(entry.p):
@@ -103,22 +104,22 @@ class Buckets:
         if old is not None and lasts:
             del self.of[unit]
             old.flush()
-        before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
+        before = {} if old is None else {whole.p: whole for whole in old.wholes}
         if unit is None:
             self._warn_of_flat_slices(now.groups)
             self.follow(now.groups, now.states)
         members = None if unit is None else set(unit)
         entries = [entry for entry in entries_of(now.groups) if members is None or entry.p in members]
-        parameters = [
+        wholes = [
             self._parameter(entry, now, before.get(entry.p))
             for entry in entries
             if entry.p.grad is not None or entry.p in staying or self._is_shared(entry.p, unit)
         ]
         ranks = None
-        if any(parameter.shard is not None for parameter in parameters):
-            ranks = self.ranks[unit] = self.make_ranks(parameters, self.ranks.get(unit))
+        if any(whole.shard is not None for whole in wholes):
+            ranks = self.ranks[unit] = self.make_ranks(wholes, self.ranks.get(unit))
         places = None if unit is None else [(entry.group, entry.place) for entry in entries]
-        bucket = Bucket(parameters, ranks, self.prepare, now, places)
+        bucket = Bucket(wholes, ranks, self.prepare, now, places)
         if lasts:
             self.of[unit] = bucket
             self._forget_what_left(now.groups)
@@ -133,13 +134,30 @@ class Buckets:
         if p.grad is not None:
             states.check_gradient(p, p.grad, name)
         self.fit(state, p, settings, name)
-        factoring, shard = states.factoring_of(p, settings), None
+        factoring, shard, is_sliced = states.factoring_of(p, settings), None, states.is_sliced(p, settings)
         if dtensor.is_sharded(p):
-            shard = self.make_shard(p, name, factoring, None if before is None else before.shard)
+            shard = self.make_shard(p, name, factoring, is_sliced, None if before is None else before.shard)
             state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-        metrics, form = self.metrics_of(p), None if before is None else before.form
+        metrics, form = self.metrics_of(p, None), None if before is None else before.form
         x, group, number = dtensor.local(p), entry.group, entry.number
-        return Parameter(p, x, state, factoring, settings, group, name, number, metrics, shard, form)
+        whole = Parameter(p, x, state, factoring, settings, group, name, number, metrics, shard, form)
+        if is_sliced:
+            whole.slices = self._slices(whole, before)
+        return whole
+
+    def _slices(self, whole: Parameter, before: Parameter | None) -> list[Parameter]:
+        """The slices of a stack that this rank has, as parameters of their own: views, with numbers of their own."""
+        s, slices = whole.settings, []
+        factoring = find_factoring(whole.shape[1:], s.factored, s.axes, s.min_factored)
+        known = [] if before is None else before.stepping
+        for i, (name, x, place) in enumerate(slices_of(whole.p, whole.name, per_slice=True)):
+            assert place is not None
+            one = replace(whole, x=x, factoring=factoring, name=name, number=whole.number + place, shard=None)
+            one.state = {key: value[i] if isinstance(value, Tensor) else value for key, value in whole.state.items()}
+            one.metrics = self.metrics_of(whole.p, place)
+            one.form = known[i].form if len(known) == len(whole.x) else None
+            slices.append(one)
+        return slices
 
     def _forget_what_left(self, groups: list[Group]) -> None:
         """Drop the buckets of parameters that are no longer in any group, so that they can be freed."""
@@ -158,6 +176,11 @@ class Buckets:
                     "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
                     "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
                 )
+
+
+def _has_stepped(state: Mapping[str, Any]) -> bool:
+    step = state.get("step", 1)
+    return bool(dtensor.local(step).any() if isinstance(step, Tensor) else step)
 
 
 def _params(groups: list[Group]) -> set[Tensor]:

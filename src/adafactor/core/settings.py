@@ -79,6 +79,7 @@ class Settings:
     weight_decay: float = _number(0.0, rate=True, at_least=0.0)
     axes: tuple[int, int] | None = _declare(None, lambda name, value: _check_axes(name, value))
     min_factored: int = _declare(0, lambda name, value: _check_integer(name, value))
+    per_slice: bool = _word(False, True)
     maximize: bool = _word(False, True)
     on_nonfinite: str = _word("skip", "raise", "ignore")
     rounding: str = _word("nearest", "stochastic", "kahan")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adafactor.core import dtensor
-from adafactor.core.factoring import STEP_DTYPE, Factored, Factoring, find_factoring, statistics_dtype
+from adafactor.core.factoring import STEP_DTYPE, Factored, Factoring, find_factoring, is_stack, statistics_dtype
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
 
@@ -25,22 +25,35 @@ class Origin(NamedTuple):
 
 def factoring_of(p: Tensor, settings: Settings) -> Factoring:
     """Which axes of a parameter are factored under these settings."""
-    return find_factoring(tuple(p.shape), settings.factored, settings.axes, settings.min_factored)
+    s = settings
+    return find_factoring(tuple(p.shape), s.factored, s.axes, s.min_factored, s.per_slice)
+
+
+def is_sliced(p: Tensor, settings: Settings) -> bool:
+    """Whether the slices of a parameter along its first axis are stepped as parameters of their own."""
+    return settings.per_slice and is_stack(tuple(p.shape))
 
 
 def new_state(p: Tensor, factoring: Factoring, settings: Settings) -> State:
     """Make the state of a parameter that has taken no step."""
     dtype = statistics_dtype(p.dtype)
-    state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
+    state = {"step": _new_count(p, settings)}
     for key, shape in factoring.statistics.items():
         if key == "full":
             state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
         elif dtensor.is_sharded(p) and isinstance(factoring, Factored):
-            state[key] = dtensor.zeros(p, factoring.summed_axis(key), dtype)
+            state[key] = dtensor.zeros(p, [factoring.summed_axis(key)], dtype)
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     _add_missing(state, p, settings)
     return {key: value.detach() for key, value in state.items()}
+
+
+def _new_count(p: Tensor, settings: Settings) -> Tensor:
+    """Zero steps of a parameter, or of each of its slices, cut as these are."""
+    if is_sliced(p, settings) and dtensor.is_sharded(p):
+        return dtensor.zeros(p, range(1, p.dim()), STEP_DTYPE)
+    return torch.zeros(p.shape[:1] if is_sliced(p, settings) else (), dtype=STEP_DTYPE, device=p.device)
 
 
 def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
@@ -48,6 +61,7 @@ def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings,
     if not state:
         state.update(new_state(p, factoring, settings))
     check_shapes(state, factoring, name)
+    check_count(state, p, settings, name)
     _add_missing(state, p, settings)
     # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
     for key, value in state.items():
@@ -66,6 +80,7 @@ def _add_missing(state: State, p: Tensor, settings: Settings) -> None:
 
 def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin | None = None) -> Origin:
     """Make a state, or make it fit settings that may have been edited since; return what it is made for now."""
+    check_slices(p, settings, name)
     now = Origin(factoring_of(p, settings), settings.momentum_of)
     if state and origin is not None:
         if settings.beta1 and "momentum" in state and origin.momentum_of != now.momentum_of:
@@ -122,6 +137,30 @@ def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
         raise ValueError(f"{name} of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: was it replaced?")
     if g.dtype not in FLOATS:
         raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only floating-point gradients are supported")
+
+
+def check_slices(p: Tensor, settings: Settings, name: str) -> None:
+    """Refuse slices that are cut between ranks."""
+    if is_sliced(p, settings) and dtensor.is_sharded(p):
+        for place, ranks in zip(p.placements, p.device_mesh.shape, strict=True):
+            if ranks > 1 and dtensor.cut_axis(place) not in (None, 0):
+                raise ValueError(
+                    f"per_slice=True needs whole slices on each rank, but axis {dtensor.cut_axis(place)} of {name} "
+                    f"(shape {tuple(p.shape)}) is cut between {ranks} ranks; cut it along axis 0, or step it with "
+                    "per_slice=False"
+                )
+
+
+def check_count(state: State, p: Tensor, settings: Settings, name: str) -> None:
+    """Refuse a state of the whole for slices, or of slices for the whole: their statistics may have the same shapes."""
+    wanted = len(p) if is_sliced(p, settings) else 1
+    has = state["step"].numel() if isinstance(state.get("step"), Tensor) else 1
+    if has != wanted:
+        raise ValueError(
+            f"{name} of shape {tuple(p.shape)} needs a state 'step' of {wanted} elements for per_slice="
+            f"{settings.per_slice}, but the state has {has}: `per_slice` changed, and what was averaged over the whole "
+            "is not what was averaged for each slice. Go on with what the state was made with, or start a new one"
+        )
 
 
 def check_shapes(state: State, factoring: Factoring, name: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from adafactor.core.record import Record, entries_of
+from adafactor.core.dtensor import local
+from adafactor.core.record import Record, entries_of, slices_of
 from adafactor.core.settings import Settings
 from adafactor.optimizer import Adafactor
 
@@ -60,12 +61,18 @@ class Report:
         optimizer = unwrap(optimizer)
         settings = {id(group): Settings.of(group) for group in optimizer.param_groups}
         records, about = [], {}
-        for record, (name, p, group) in zip(optimizer.report(), parameters(optimizer, model), strict=True):
+        members = [
+            (stepped.name, p, group)
+            for name, p, group in parameters(optimizer, model)
+            for stepped in slices_of(p, name, group["per_slice"])
+        ]
+        for record, (name, p, group) in zip(optimizer.report(), members, strict=True):
             records.append(replace(record, name=name))
             about[name] = About(str(p.dtype).removeprefix("torch."), p.requires_grad, settings[id(group)])
         # the largest t of any parameter, since some may have been left out
         counts = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
-        return cls(max(map(int, counts), default=0), tuple(records), about, loss)
+        steps = [int(step) for count in counts for step in local(count).reshape(-1).tolist()]
+        return cls(max(steps, default=0), tuple(records), about, loss)
 
 
 Sink = Callable[[Report], None]
@@ -173,7 +180,7 @@ def unwrap(optimizer: Any) -> Adafactor:
 
 
 def parameters(optimizer: Adafactor, model: Module | None = None) -> list[tuple[str, Tensor, dict[str, Any]]]:
-    """Return every parameter with its name and group, in the order of `report()`, by the model's name if it has one.
+    """Return every parameter with its name and group, in the order of the groups, by the model's name if it has one.
 
     Groups may share names if each was named for itself; such a name gets the group's number.
     """
