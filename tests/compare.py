@@ -45,6 +45,7 @@ def arguments(row: oracle.Row) -> dict[str, Any]:
         "weight_decay": row.weight_decay,
         "axes": row.axes,
         "min_factored": row.min_factored,
+        "per_slice": row.per_slice,
     }
 
 

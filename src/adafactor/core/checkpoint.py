@@ -80,15 +80,15 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
 
 def _check_entry(state: states.State, p: Tensor, settings: Settings, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
-    states.check_shapes(state, states.factoring_of(p, settings), name)
     states.check_count(state, p, settings, name)
+    states.check_shapes(state, states.factoring_of(p, settings), name)
     try:
         counts = list(map(float, dtensor.local(_as_tensor(state["step"])).reshape(-1).tolist()))
     except (KeyError, TypeError, ValueError, RuntimeError):
         counts = [math.nan]
     if not all(count >= 0 and count.is_integer() for count in counts):
         raise ValueError(
-            f"the state of {name} has step={state.get('step')!r}; it must be one whole number that is not negative"
+            f"the state of {name} has step={state.get('step')!r}; it must be whole numbers that are not negative"
         )
 
 

@@ -60,8 +60,8 @@ def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings,
     """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
     if not state:
         state.update(new_state(p, factoring, settings))
-    check_shapes(state, factoring, name)
     check_count(state, p, settings, name)
+    check_shapes(state, factoring, name)
     _add_missing(state, p, settings)
     # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
     for key, value in state.items():
@@ -157,9 +157,9 @@ def check_count(state: State, p: Tensor, settings: Settings, name: str) -> None:
     has = state["step"].numel() if isinstance(state.get("step"), Tensor) else 1
     if has != wanted:
         raise ValueError(
-            f"{name} of shape {tuple(p.shape)} needs a state 'step' of {wanted} elements for per_slice="
-            f"{settings.per_slice}, but the state has {has}: `per_slice` changed, and what was averaged over the whole "
-            "is not what was averaged for each slice. Go on with what the state was made with, or start a new one"
+            f"{name} of shape {tuple(p.shape)} with per_slice={settings.per_slice} needs a state 'step' of {wanted}, "
+            f"but the state has one of {has}: `per_slice` changed, or the groups are in another order. A state is of "
+            "the whole or of its slices: go on with the `per_slice` that it was made with, or start without a state"
         )
 
 
