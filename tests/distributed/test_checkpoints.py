@@ -59,8 +59,8 @@ def test_a_silent_rank_leaves_the_others_with_an_error_of_torch(how: str) -> Non
     assert "Timed out" in line or "Connection closed" in line or "timed out" in line.lower()
 
 
-def lightning(ranks: int, steps: int, save: str = "-", load: str = "-") -> list[float]:
-    status, output = torchrun(["-m", "tests.distributed.lightning_run", str(steps), save, load], ranks)
+def lightning(ranks: int, steps: int, save: str = "-", load: str = "-", way: str = "after") -> list[float]:
+    status, output = torchrun(["-m", "tests.distributed.lightning_run", str(steps), save, load, way], ranks)
     assert status == 0, output[-6000:]
     losses: list[float] = json.loads(next(x for x in output.splitlines() if x.startswith("LOSSES ")).split(" ", 1)[1])
     return losses
@@ -76,6 +76,7 @@ def test_lightning_resumes_with_fsdp_on_another_number_of_ranks_with_the_losses_
     assert first == whole[:2]
     assert lightning(2, 4, load=folder) == whole[2:]
     assert lightning(4, 4, load=folder) == pytest.approx(whole[2:], rel=1e-5)
+    assert lightning(2, 4, load=folder, way="inside") == whole[2:]
 
 
 def in_backward(folder: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:

@@ -173,16 +173,7 @@ def _table(pairs: Sequence[Pair], device: torch.device) -> Tensor:
     """The pairs below each other; where they are on a device, in a few operations whatever their number."""
     if not any(isinstance(value, Tensor) for pair in pairs for value in pair):
         return torch.tensor(pairs, dtype=sum_dtype(device), device=device)
-    return torch.stack([_column(values, device) for values in zip(*pairs, strict=True)], dim=1)
-
-
-def _column(values: Sequence[Any], device: torch.device) -> Tensor:
-    kinds = {(value.dtype, value.device) if isinstance(value, Tensor) else None for value in values}
-    if kinds == {None}:
-        return torch.tensor(values, dtype=sum_dtype(device), device=device)
-    if len(kinds) > 1:  # some have no gradient
-        values = [torch.as_tensor(value, dtype=sum_dtype(device), device=device) for value in values]
-    return torch.stack([value.reshape(()) for value in values]).to(device, sum_dtype(device))
+    return torch.stack([host.vector(values, device) for values in zip(*pairs, strict=True)], dim=1)
 
 
 def _agree_on_gradients(given: list[tuple[Shard, Tensor | None]]) -> None:

@@ -13,11 +13,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
+import torch
 from torch import Tensor
 
 from adafactor.core.contract import Parameter, Sums
 from adafactor.core.factoring import Factored
+from adafactor.core.sums import vector
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.executor import Executor, Launch
 from adafactor.kernels.triton.kind import Kind
@@ -43,10 +46,12 @@ class Shards(Executor):
         with self._on_device():
             self._allocate(sharded=True)
             self._launch(self._moments)
+        flags = self.notes[:, f.TAKEN] != 0
+        finite = compress(flags.tolist() if flags.is_cpu else flags.unbind(), self._present)
         self.sums = []
-        for parameter, note in self._noted():
-            finite, views = note[f.TAKEN] != 0, self._views(parameter)
-            sums = Sums(parameter, bool(finite) if finite.is_cpu else finite, views.get("row"), views.get("col"))
+        for (parameter, note), is_finite in zip(self._noted(), finite, strict=True):
+            views = self._views(parameter)
+            sums = Sums(parameter, is_finite, views.get("row"), views.get("col"))
             if parameter.shard is not None:
                 row = parameter.state.get("row")
                 sums.mean_row = parameter.shard.mean_row(sums.rows, row, note[f.BETA2], note[f.W2])
@@ -57,11 +62,11 @@ class Shards(Executor):
         assert self._memory is not None
         with self._on_device():
             self._note(f.TAKEN, [one.finite for one in self.sums])
-            for one in self.sums:
-                if one.mean_row is not None:
-                    place = self.table.places[one.parameter]
-                    here = self._memory.means_ptr[place.matrix : place.matrix + place.matrices]
-                    here.copy_(one.mean_row.reshape(-1))
+            means = {one.parameter: one.mean_row.reshape(-1) for one in self.sums if one.mean_row is not None}
+            if means:
+                places = [self.table.places[parameter] for parameter in means]
+                here = [self._memory.means_ptr[place.matrix : place.matrix + place.matrices] for place in places]
+                torch._foreach_copy_(here, list(means.values()))
             self._launch(self._norms)
         for one, (_, note) in zip(self.sums, self._noted(), strict=True):
             one.u2, one.x2 = note[f.U2], note[f.X2]
@@ -80,8 +85,9 @@ class Shards(Executor):
 
     def _note(self, column: int, values: Sequence[Tensor | float]) -> None:
         """Note a value of each parameter with a gradient."""
-        for (_, note), value in zip(self._noted(), values, strict=True):
-            note[column].copy_(value) if isinstance(value, Tensor) else note[column].fill_(value)
+        if values:
+            new = vector(values, self.device)
+            torch._foreach_copy_([note[column] for _, note in self._noted()], list(new.unbind()))
 
     def _views(self, parameter: Parameter) -> dict[str, Tensor]:
         """The means of a parameter, in the shapes of its state."""
