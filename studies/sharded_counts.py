@@ -10,7 +10,7 @@ number of tensors, a 64th as long along each axis, so that hardly anything but P
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -54,10 +54,13 @@ def counted(mesh: DeviceMesh) -> Iterator[str]:
         with Launches():
             host = least_time(optimizer.step)
     parts = Model("a rank's part", tuple(tuple(p.to_local().shape) for p in params), LLAMA.dtype)
-    yield f"{len(params)} tensors, {mesh.size()} ranks: {len(launches.names)} launches of our kernels: {launches.counts}"
-    yield f"operations of torch beside them: {operations.count}, collectives among them"
-    yield f"fused AdamW, computed: {fused_adamw(parts)} launches"
-    yield f"the host's thread, with the operations of torch executed on it: {1e3 * host:.1f} ms"
+    yield f"| Llama 7B in bfloat16, {len(params)} tensors on {mesh.size()} ranks | launches in a step |"
+    yield "|---|---|"
+    yield f"| our kernels, counted | {len(launches.names)} |"
+    yield f"| torch's operations beside them, counted; two of them are the collectives | {operations.count:,} |"
+    yield f"| fused AdamW, computed | {fused_adamw(parts)} |"
+    yield ""
+    yield f"the host's own thread, which executes torch's operations here: {1e3 * host:.1f} ms"
 
 
 def timed(mesh: DeviceMesh) -> Iterator[str]:
@@ -80,13 +83,14 @@ def least_time(step: Callable[[], object]) -> float:
     return min(times)
 
 
-def shards(mesh: DeviceMesh, shapes: list[Shape] | tuple[Shape, ...], dtype: torch.dtype, make: Callable[..., Tensor]) -> list[DTensor]:
+def shards(mesh: DeviceMesh, shapes: Sequence[Shape], dtype: torch.dtype, make: Callable[..., Tensor]) -> list[DTensor]:
     """Parameters with gradients, cut along their first axis."""
-    params = []
+    params = list[DTensor]()
     for first, *others in shapes:
         size = -(-first // mesh.size())
         x, g = (make(size, *others, dtype=dtype) for _ in range(2))
-        params.append(DTensor.from_local(x, mesh, [Shard(0)], run_check=False).requires_grad_())
+        params.append(DTensor.from_local(x, mesh, [Shard(0)], run_check=False))
+        params[-1].requires_grad_()
         params[-1].grad = DTensor.from_local(g, mesh, [Shard(0)], run_check=False)
     return params
 

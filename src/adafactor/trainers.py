@@ -101,10 +101,10 @@ def attach_in_trainer(model: nn.Module, optimizer: Adafactor, accumulate: int, m
     if not (is_available() and is_initialized()):
         attach(model, optimizer, accumulate=accumulate, max_norm=max_norm)
         return
-    references = weakref.ref(model), weakref.ref(optimizer)  # neither shall live on where nobody calls the model
+    the_model, the_optimizer = weakref.ref(model), weakref.ref(optimizer)  # they may go without ever being used
 
     def attach_at_first_call(called: nn.Module, args: Any) -> None:
-        model, optimizer = (reference() for reference in references)
+        model, optimizer = the_model(), the_optimizer()
         if model is None or optimizer is None:
             hook.remove()
         elif any(module is model for module in called.modules()):

@@ -1,4 +1,4 @@
-"""Writes to a shard between two steps, seen by torch and unseen: which RMS(X) the next steps have, and how long they are."""
+"""Writes to a shard between two steps, counted by torch or not: which RMS(X) the next steps have, and their length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from adafactor import Adafactor
-from tests.distributed.placements import everywhere
+from tests.distributed.placements import everywhere, whole
 from tests.distributed.split import split
 
 SHAPE, LIGHT, HEAVY = (40, 24), 7, 3  # two lines of the first rank's part
@@ -52,16 +52,16 @@ def scale_all(part: Tensor) -> None:
 
 def rms(p: DTensor) -> float:
     """Of the whole tensor."""
-    return float(p.detach().full_tensor().square().mean().sqrt())
+    return float(whole(p).square().mean().sqrt())
 
 
 def step(p: DTensor, optimizer: Adafactor, number: int) -> Tensor:
     """Take one, and return by how much each element of the whole tensor has moved."""
-    before = p.detach().full_tensor().clone()
+    before = whole(p)
     g = torch.randn(SHAPE, generator=torch.Generator().manual_seed(number), dtype=p.dtype)
     p.grad = split(g, p.device_mesh, p.placements)
     optimizer.step()
-    return p.detach().full_tensor() - before
+    return whole(p) - before
 
 
 def written(way: Callable[[DTensor], Tensor], write: Callable[[Tensor], None], backend: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def written(way: Callable[[DTensor], Tensor], write: Callable[[Tensor], None], b
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
     x[HEAVY] *= 5
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    moves, found = [], {}
+    moves, found = list[Tensor](), dict[str, Any]()
     for look in (way, through_data):  # the second is a twin whose write is counted
         p = split(x, mesh, [Shard(0)])
         p.requires_grad_()

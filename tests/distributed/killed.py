@@ -1,9 +1,9 @@
-"""Under torchrun: FSDP2 with steps inside backward, a checkpoint after every step, and a rank that fails in one of them.
+"""Under torchrun: FSDP2 with steps inside backward, a checkpoint after each, and a rank that fails in one of them.
 
-`python -m tests.distributed.killed FOLDER LOAD [FAILURE PLACE]` prints a line of JSON on each rank that is left. FAILURE
-is `killed` (SIGKILL) or `stopped` (SIGSTOP: the others wait until their collective times out). PLACE is where the last
-rank fails in its third backward: in a `hook` of a block whose gradient has just been reduced, or `between` the two
-reductions of that block's step.
+`python -m tests.distributed.killed FOLDER LOAD [FAILURE PLACE]` prints a line of JSON on each rank that is left.
+FAILURE is `killed` (SIGKILL) or `stopped` (SIGSTOP: the others wait until their collective times out). PLACE is where
+the last rank fails in its third backward: in a `hook` of a block whose gradient has just been reduced, or `between`
+the two reductions of that block's step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def survive(model: nn.Module, optimizer: Adafactor) -> dict[str, Any]:
     return {"raised": told, "changed": changed, "again": raised(optimizer.step)}
 
 
-def snapshot(params: dict[str, Tensor], optimizer: Adafactor) -> dict[str, dict[str, str]]:
+def snapshot(params: Mapping[str, Tensor], optimizer: Adafactor) -> dict[str, dict[str, str]]:
     """Of each parameter on this rank, the bits of its part, and of those of its state."""
     held = {name: {"weight": p.detach(), **optimizer.state[p]} for name, p in params.items()}
     return {name: {key: fingerprint([local(t)]) for key, t in own.items()} for name, own in held.items()}

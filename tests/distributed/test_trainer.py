@@ -1,4 +1,4 @@
-"""transformers' Trainer with FSDP2 and DDP: it resumes with the losses of an uninterrupted run, and steps in backward."""
+"""transformers' Trainer with FSDP2 and DDP: it resumes with the losses of an uninterrupted run, steps in backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def launched(ranks: int, sharding: str, way: str, folder: Path, load: str = "-")
 def trained(ranks: int, sharding: str, way: str, folder: Path, load: str = "-") -> dict[str, Any]:
     status, output = launched(ranks, sharding, way, folder, load)
     assert status == 0, output[-6000:]
-    result: dict[str, Any] = json.loads(next(x for x in output.splitlines() if x.startswith("RESULT ")).split(" ", 1)[1])
+    line = next(line for line in output.splitlines() if line.startswith("RESULT "))
+    result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
     assert len(result["losses"]) == 4
     return result
 
@@ -45,9 +46,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one_also_on_another_nu
 
 
 def test_steps_inside_backward_end_on_the_same_bits_and_so_does_a_resumed_run(tmp_path: Path) -> None:
-    after, inside, run = (
-        trained(2, "SHARDED_STATE_DICT", way, tmp_path / way) for way in ("after", "inside", "run")
-    )
+    after, inside, run = (trained(2, "SHARDED_STATE_DICT", way, tmp_path / way) for way in ("after", "inside", "run"))
     resumed = trained(2, "SHARDED_STATE_DICT", "inside", tmp_path / "resumed", str(tmp_path / "inside" / SAVED))
     for each in (inside, run, resumed):
         assert each["losses"] == after["losses"] and each["weights"] == after["weights"]

@@ -98,9 +98,7 @@ def trainer(sharding: str, way: str, folder: str, *callbacks: TrainerCallback) -
         given["max_grad_norm"] = 0.0 if inside else given["max_grad_norm"]
         how = {"optimizer_cls_and_kwargs": (FromModel, {**keywords, **inside})}
     rows = [{"input_ids": row, "labels": row} for row in tokens]
-    return Trainer(
-        model=model, args=TrainingArguments(**given), train_dataset=rows, callbacks=list(callbacks), **how
-    )
+    return Trainer(model=model, args=TrainingArguments(**given), train_dataset=rows, callbacks=list(callbacks), **how)
 
 
 def main() -> None:
@@ -122,8 +120,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         print("RESULT", json.dumps(result), flush=True)
     dist.barrier()
-    # Not through the ordinary end: DDP's reducer takes gloo's group down while it holds the GIL, for which gloo's thread
-    # may wait in order to free a tensor of the last collective (seen with torch 2.13)
+    # Not through the ordinary end: DDP's reducer takes gloo's group down while it holds the GIL, and gloo's thread may
+    # wait for that to free a tensor of the last collective (seen with torch 2.13)
     os._exit(0)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from adafactor.core.contract import Parameter, Sums
+from adafactor.core.equations import mean_of_rows
 from adafactor.core.factoring import Factored
 from adafactor.core.sums import vector
 from adafactor.kernels.triton import fields as f
@@ -40,6 +41,7 @@ class Shards(Executor):
         self._moments = [*self._begin_step(False), *self._first_passes(raw=True)]
         self._norms = [Launch(factors, matrices, options), *self._last_passes(False), Launch(totals, tensors, options)]
         self._apply.insert(0, Launch(conclude, tensors, options))
+        self._owned: tuple[tuple[Parameter, ...], Tensor, Tensor] | None = None
 
     def moments(self) -> None:
         """First pass: what is here of the means of G² + ε₁, and whether G² is finite here."""
@@ -49,13 +51,39 @@ class Shards(Executor):
         flags = self.notes[:, f.TAKEN] != 0
         finite = compress(flags.tolist() if flags.is_cpu else flags.unbind(), self._present)
         self.sums = []
-        for (parameter, note), is_finite in zip(self._noted(), finite, strict=True):
+        for parameter, is_finite in zip(compress(self.parameters, self._present), finite, strict=True):
             views = self._views(parameter)
-            sums = Sums(parameter, is_finite, views.get("row"), views.get("col"))
-            if parameter.shard is not None:
-                row = parameter.state.get("row")
-                sums.mean_row = parameter.shard.mean_row(sums.rows, row, note[f.BETA2], note[f.W2])
-            self.sums.append(sums)
+            self.sums.append(Sums(parameter, is_finite, views.get("row"), views.get("col")))
+        self._add_mean_rows()
+
+    def _add_mean_rows(self) -> None:
+        """Find this rank's share of mean(R), where it is wanted: two sums for each parameter, the rest together."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}  # by place among `sums`
+        for i, one in enumerate(self.sums):
+            if (shard := one.parameter.shard) and (pair := shard.row_sums(one.rows, one.parameter.state.get("row"))):
+                found[i] = pair
+        if not found:
+            return
+        owner, n = self._owners(tuple(self.sums[i].parameter for i in found))
+        new, old = (torch.cat([pair[k].reshape(-1) for pair in found.values()]) for k in (0, 1))
+        beta2, w2 = (self.notes[:, column].index_select(0, owner) for column in (f.BETA2, f.W2))
+        means = mean_of_rows(new, old, n, beta2, w2).split([pair[0].numel() for pair in found.values()])
+        for (i, pair), mean in zip(found.items(), means, strict=True):
+            self.sums[i].mean_row = mean.view(pair[0].shape)
+
+    def _owners(self, parameters: tuple[Parameter, ...]) -> tuple[Tensor, Tensor]:
+        """The number of each matrix's parameter here, and the rows of the whole matrix; made once for the same ones."""
+        if self._owned is None or self._owned[0] != parameters:
+            numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+            owner, n = [], []
+            for parameter in parameters:
+                assert isinstance(parameter.factoring, Factored)
+                matrices = self.table.places[parameter].matrices
+                owner += [numbers[parameter]] * matrices
+                n += [parameter.factoring.shape[parameter.factoring.row_axis]] * matrices
+            rows = torch.tensor(n, dtype=torch.float64, device=self.device)
+            self._owned = parameters, torch.tensor(owner, device=self.device), rows
+        return self._owned[1:]
 
     def norms(self) -> None:
         """Second pass: R and C from the completed means, ΣU² and ΣX² of what is here."""
