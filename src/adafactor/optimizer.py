@@ -80,14 +80,22 @@ class Adafactor(Optimizer):
         factored: the second-moment estimate of matrices: `"outer"` (§3), `"row"`, `"column"` (§3.2), or False
             to keep it whole.
         beta1: decay of the momentum; 0 keeps no buffer.
-        momentum_of: what β₁ averages: the clipped and scaled `"update"` (the authors' code, Table 2's row P) or
-            the `"gradient"` with Adam's bias correction (Algorithms 1–3, row B).
+        momentum_of: what β₁ averages: the clipped and scaled `"update"` αₜ·Û (the authors' code, Table 2's row P), the
+            `"direction"` Û, which αₜ scales afterwards (big_vision), or the `"gradient"` with Adam's bias correction
+            (Algorithms 1–3, row B).
+        momentum_dtype: how the momentum is kept: in `"float32"` (float64 for a float64 parameter), `"bfloat16"`, or
+            `"int8"`, one byte for each element and a float32 scale for every 128; vectors and small tensors stay
+            float32. A step computes it in float32, and rounds what it keeps.
+        momentum_rounding: of `momentum_dtype`: `"stochastic"`, where small changes are right in the mean, or
+            `"nearest"`.
         beta2: None for 1 − t^−decay_rate (§7.2); a number for a constant with Adam's correction (§7.1).
         decay_rate: c of §7.2; past gradients are forgotten only for c ≤ 1.
         beta2_max: the largest β̂₂ₜ that 1 − t^−decay_rate may reach (big_vision: 0.999); None for no bound.
         clip: d of §6, the largest RMS(U); None for no clipping.
         eps: ε₁, which keeps G² from zero, and ε₂, the least scale of a parameter.
         weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
+        weight_decay_by: what λ is multiplied by: `"rho"` for ρₜ; `"alpha"` for αₜ (transformers, fairseq); `"lr"` for
+            the learning rate (torch); `"constant"` for 1 (optax, T5X); a number lr₀ for ρₜ²/lr₀ (timm's corrected one).
         axes: the (row, column) axes to factor; None for the two largest.
         min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
         per_slice: step each slice X[i] of a stack, of layers under a scan or of experts, as a parameter of its own.
@@ -134,12 +142,15 @@ class Adafactor(Optimizer):
         factored: str | bool = Settings.factored,
         beta1: float = Settings.beta1,
         momentum_of: str = Settings.momentum_of,
+        momentum_dtype: str = Settings.momentum_dtype,
+        momentum_rounding: str = Settings.momentum_rounding,
         beta2: float | None = Settings.beta2,
         decay_rate: float = Settings.decay_rate,
         beta2_max: float | None = Settings.beta2_max,
         clip: float | None = Settings.clip,
         eps: tuple[float, float] = Settings.eps,
         weight_decay: float = Settings.weight_decay,
+        weight_decay_by: str | float = Settings.weight_decay_by,
         axes: tuple[int, int] | None = Settings.axes,
         min_factored: int = Settings.min_factored,
         per_slice: bool = Settings.per_slice,
@@ -167,6 +178,8 @@ class Adafactor(Optimizer):
         Settings(**defaults)
         self._start(backend)
         super().__init__(params if rules is None else divide_by_rules(params, rules), defaults)
+        if momentum_dtype != Settings.momentum_dtype and not any(group["beta1"] for group in self.param_groups):
+            raise ValueError(f"momentum_dtype={momentum_dtype!r} needs a momentum: set beta1, for example beta1=0.9")
 
     def _start(self, backend: str) -> None:
         kernels.check(backend)  # a wrong name and a missing package are told at once
@@ -311,9 +324,11 @@ class Adafactor(Optimizer):
         """Load what `state_dict()` gave, keeping the statistics' precision.
 
         Torch's own loading casts every statistic to the parameter's dtype, which ruins float32 statistics of
-        bfloat16 parameters. Shapes, and names where both sides have them, must match.
+        bfloat16 parameters. Shapes, and names where both sides have them, must match. A momentum that was kept in
+        another `momentum_dtype` is converted, and a warning says so.
         """
         loaded: checkpoint.Loaded = {}
+        formats = [group["momentum_dtype"] for group in self.param_groups]
 
         def read(_: Optimizer, given: StateDict) -> None:
             loaded.update(checkpoint.read(given, self.param_groups, self.defaults))
@@ -321,6 +336,8 @@ class Adafactor(Optimizer):
         def take(_: Optimizer) -> None:
             for p, (state, origin) in loaded.items():
                 self.state[p], self._buckets.origins[p] = state, origin
+            for group, momentum_dtype in zip(self.param_groups, formats, strict=True):
+                group["momentum_dtype"] = momentum_dtype  # is this optimizer's own, as the dtype of X is
 
         # registered here, the first runs after all other hooks on the way in, the second before all on the way out
         before = self.register_load_state_dict_pre_hook(read)

@@ -147,12 +147,14 @@ class Buckets:
 
     def _slices(self, whole: Parameter, before: Parameter | None) -> list[Parameter]:
         """The slices of a stack that this rank has, as parameters of their own: views, with numbers of their own."""
-        s, slices = whole.settings, []
+        s, slices = replace(whole.settings, per_slice=False), []
         factoring = find_factoring(whole.shape[1:], s.factored, s.axes, s.min_factored)
         known = [] if before is None else before.stepping
         for i, (name, x, place) in enumerate(slices_of(whole.p, whole.name, per_slice=True)):
             assert place is not None
-            one = replace(whole, x=x, factoring=factoring, name=name, number=whole.number + place, shard=None)
+            one = replace(
+                whole, x=x, factoring=factoring, settings=s, name=name, number=whole.number + place, shard=None
+            )
             one.state = {key: value[i] for key, value in whole.state.items() if _is_stacked(value, whole.x)}
             one.metrics = self.metrics_of(whole.p, place)
             one.form = known[i].form if len(known) == len(whole.x) else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from adafactor.core import dtensor
+from adafactor.core import dtensor, momentum
 from adafactor.core.factoring import STEP_DTYPE, Factored, Factoring, find_factoring, is_stack, statistics_dtype
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
@@ -45,7 +46,7 @@ def new_state(p: Tensor, factoring: Factoring, settings: Settings) -> State:
             state[key] = dtensor.zeros(p, [factoring.summed_axis(key)], dtype)
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
-    _add_missing(state, p, settings)
+    _add_missing(state, p, factoring, settings)
     return {key: value.detach() for key, value in state.items()}
 
 
@@ -61,21 +62,51 @@ def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings,
     if not state:
         state.update(new_state(p, factoring, settings))
     check_count(state, p, settings, name)
-    check_shapes(state, factoring, name)
-    _add_missing(state, p, settings)
+    check_shapes(state, factoring, settings, name)
+    _convert_momentum(state, p, factoring, settings)
+    _add_missing(state, p, factoring, settings)
     # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
+    dtypes = {"step": STEP_DTYPE, "compensation": p.dtype, "momentum": momentum.float_dtype(p, settings)}
+    dtypes |= {"momentum_int8": torch.int8, "momentum_scale": torch.float32}
     for key, value in state.items():
-        wanted = {"step": STEP_DTYPE, "compensation": p.dtype}.get(key, statistics_dtype(p.dtype))
+        wanted = dtypes.get(key, statistics_dtype(p.dtype))
         if isinstance(value, Tensor) and (value.dtype != wanted or value.device != p.device):
             state[key] = value.to(p.device, wanted)
 
 
-def _add_missing(state: State, p: Tensor, settings: Settings) -> None:
+def _convert_momentum(state: State, p: Tensor, factoring: Factoring, settings: Settings) -> None:
+    """Bring the momentum from int8 to floating-point numbers or back, if the settings say so; rounded to nearest."""
+    blocks = momentum.blocks_of(factoring, settings)
+    if (blocks is None) == ("momentum_int8" not in state) or not state.keys() & set(momentum.KEYS):
+        return
+    old = [dtensor.local(state.pop(key)) for key in momentum.KEYS if key in state]
+    _add_missing(state, p, factoring, settings)
+    if blocks is None:
+        was = momentum.blocks_of(factoring, replace(settings, momentum_dtype="int8"))
+        assert was is not None
+        dtensor.local(state["momentum"]).copy_(momentum.decode(old[0], old[1], was))
+    else:
+        for key, new in zip(momentum.KEYS[1:], momentum.encode(old[0], blocks, None), strict=True):
+            dtensor.local(state[key]).copy_(new)
+
+
+def _add_missing(state: State, p: Tensor, factoring: Factoring, settings: Settings) -> None:
     """Buffers that a setting needs, also one that was switched on in mid-run."""
-    if settings.beta1 and "momentum" not in state:
-        state["momentum"] = torch.zeros_like(p, dtype=statistics_dtype(p.dtype)).detach()
+    if settings.beta1 and not state.keys() & set(momentum.KEYS):
+        blocks = momentum.blocks_of(factoring, settings)
+        if blocks is None:
+            state["momentum"] = torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach()
+        else:
+            state["momentum_int8"] = torch.zeros_like(p, dtype=torch.int8).detach()
+            state["momentum_scale"] = _zero_scales(p, blocks)
     if settings.rounding == "kahan" and p.dtype in SIXTEEN_BIT and "compensation" not in state:
         state["compensation"] = torch.zeros_like(p).detach()
+
+
+def _zero_scales(p: Tensor, blocks: momentum.Blocks) -> Tensor:
+    if dtensor.is_sharded(p):
+        return dtensor.zero_scales(p, blocks)
+    return torch.zeros(momentum.scale_shape(tuple(p.shape), blocks), dtype=torch.float32, device=p.device)
 
 
 def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin | None = None) -> Origin:
@@ -83,7 +114,7 @@ def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin |
     check_slices(p, settings, name)
     now = Origin(factoring_of(p, settings), settings.momentum_of)
     if state and origin is not None:
-        if settings.beta1 and "momentum" in state and origin.momentum_of != now.momentum_of:
+        if settings.beta1 and state.keys() & set(momentum.KEYS) and origin.momentum_of != now.momentum_of:
             raise ValueError(
                 f"momentum_of of {name} changed in mid-run from {origin.momentum_of!r} to {now.momentum_of!r}: its "
                 f"state 'momentum' is an average of the {origin.momentum_of}s. Delete that entry to start a new one"
@@ -163,7 +194,7 @@ def check_count(state: State, p: Tensor, settings: Settings, name: str) -> None:
         )
 
 
-def check_shapes(state: State, factoring: Factoring, name: str) -> None:
+def check_shapes(state: State, factoring: Factoring, settings: Settings, name: str) -> None:
     """Refuse a state that is not of a parameter of this shape and these settings."""
     for key, shape in factoring.statistics.items():
         has = _shape(state, key, name)
@@ -172,10 +203,18 @@ def check_shapes(state: State, factoring: Factoring, name: str) -> None:
                 f"{name} of shape {factoring.shape} needs a state {key!r} of shape {shape}, but the state has "
                 f"{'none' if has is None else has}: the groups are in another order, or `factored` or `axes` changed"
             )
-    for key in ("momentum", "compensation"):
+    for key in ("momentum", "momentum_int8", "compensation"):
         has = _shape(state, key, name)
         if has is not None and has != factoring.shape:
             raise ValueError(f"{name} of shape {factoring.shape} has a {key} of shape {has}")
+    if ("momentum_int8" in state) != ("momentum_scale" in state) or {"momentum", "momentum_int8"} <= state.keys():
+        held = ", ".join(repr(key) for key in momentum.KEYS if key in state)
+        raise ValueError(f"the state of {name} has {held}: it must be 'momentum', or 'momentum_int8' and its scales")
+    if "momentum_int8" in state:
+        blocks = momentum.blocks_of(factoring, replace(settings, momentum_dtype="int8"))
+        wanted = None if blocks is None else momentum.scale_shape(factoring.shape, blocks)
+        if (has := _shape(state, "momentum_scale", name)) != wanted:
+            raise ValueError(f"{name} of shape {factoring.shape} has a momentum_scale of shape {has}, not {wanted}")
 
 
 def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
@@ -183,7 +222,9 @@ def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
         return None
     if not hasattr(state[key], "shape"):
         raise ValueError(f"the state {key!r} of {name} is a {type(state[key]).__name__}; it must be a tensor")
-    if isinstance(state[key], Tensor) and not (state[key].is_floating_point() and state[key].layout == torch.strided):
+    is_right = state[key].dtype == torch.int8 if key == "momentum_int8" else state[key].is_floating_point()
+    if isinstance(state[key], Tensor) and not (is_right and state[key].layout == torch.strided):
         kind = f"{state[key].dtype} and {state[key].layout}"
-        raise ValueError(f"the state {key!r} of {name} is {kind}; it must be floating-point and dense")
+        wanted = "int8" if key == "momentum_int8" else "floating-point"
+        raise ValueError(f"the state {key!r} of {name} is {kind}; it must be {wanted} and dense")
     return tuple(state[key].shape)
