@@ -56,11 +56,12 @@ def compare_with_separate_parameters(
                     one.grad = None if part is None else part.detach()
             ours.step()
             theirs.step()
+        reports = ours.report(), theirs.report()
     for x, ones in zip(stacks, apart, strict=True):
         assert torch.equal(x.nan_to_num(7), joined(ones, x).nan_to_num(7))
         for key, value in ours.state[x].items():
             assert torch.equal(value, joined([theirs.state[one][key] for one in ones], x)), key
-    for mine, other in zip(ours.report(), theirs.report(), strict=True):
+    for mine, other in zip(*reports, strict=True):
         assert repr(replace(mine, name="")) == repr(replace(other, name=""))  # NaN is NaN in text
     return ours, theirs
 
