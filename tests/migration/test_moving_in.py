@@ -71,8 +71,8 @@ CASES = [
 ]
 UNSAVED = ("clip_threshold", "momentum_dtype", "maximize", "decay_rate")
 TOLD = pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")  # of others, a warning is an error
-# ε₁ of torch, and what pytorch_optimizer's state dicts do not say
 SLOW = [pytest.mark.slow]
+# ε₁ of torch, and what pytorch_optimizer's state dicts do not say
 MARKS: dict[str, list[pytest.MarkDecorator]] = {"torch": [TOLD], "pytorch_optimizer": [TOLD, *SLOW]}
 
 

@@ -70,11 +70,9 @@ def test_what_a_momentum_in_half_precision_does_there_is_as_large_as_it_is_said_
     dtype: str, words: str, size: float, jax: Any
 ) -> None:
     with notes() as told:
-        ours, theirs, start = move_from_optax(jax, {**OPTAX[1], "dtype_momentum": dtype}, after=20)
+        ends = move_from_optax(jax, {**OPTAX[1], "dtype_momentum": dtype}, after=20)
     assert words in told[0]
-    pairs = zip(ours, theirs, start, strict=True)
-    distance = max(float((p - q).abs().max() / (q - x).abs().max()) for p, q, x in pairs)
-    assert size / 2 < distance < 2 * size
+    assert size / 2 < apart(*([p.double() for p in each] for each in ends)) < 2 * size
 
 
 def move_from_optax(jax: Any, arguments: dict[str, Any], after: int = AFTER) -> tuple[list[Tensor], ...]:
