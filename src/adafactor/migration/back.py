@@ -9,6 +9,7 @@ from adafactor.core.settings import Settings
 from adafactor.migration import state
 from adafactor.migration.peer import KEYWORDS, Peer, last_two
 from adafactor.migration.state import (
+    Arguments,
     Entry,
     NamedShapes,
     Shape,
@@ -37,15 +38,15 @@ def convert(state_dict: Any, peer: Peer, shapes: NamedShapes | None) -> tuple[St
         notes += differences
         for key, name in zip(group["params"], names_in(group), strict=True):
             if entry := entries.get(key):
-                converted[key] = _write_entry(entry, settings, peer, shape_of.get(key), name or f"parameter {key}")
+                converted[key] = _write_entry(
+                    entry, vars(settings), peer, shape_of.get(key), name or f"parameter {key}"
+                )
     return {"state": converted, "param_groups": groups}, notes
 
 
-def _write_entry(entry: Entry, s: Settings, peer: Peer, shape: Shape | None, name: str) -> dict[str, Any]:
+def _write_entry(entry: Entry, keywords: Arguments, peer: Peer, shape: Shape | None, name: str) -> dict[str, Any]:
     """Return the peer's state of a parameter, which it factors over the last two axes."""
-    moments = state.OURS.read(
-        entry, lambda shape: factored_axes(shape, s.factored, s.axes, s.min_factored), shape, None, name
-    )
+    moments = state.OURS.read(entry, lambda shape: factored_axes(shape, keywords), shape, None, name)
     axes = last_two({}, moments.shape, name)
     if axes and moments.axes and set(moments.axes) != set(axes):
         raise ValueError(

@@ -15,7 +15,6 @@ from adafactor.migration.state import Arguments, Axes, Entry, Format, Moments, S
 from adafactor.schedules import with_warmup
 
 KEYWORDS = tuple(keyword.name for keyword in fields(Settings))
-Treatment = tuple[str | bool, Axes | None, int]  # the keywords `factored`, `axes` and `min_factored`
 Rule = Callable[[Arguments, Shape, str], Axes | None]  # the axes over which a parameter of this name is factored
 
 WARMUP = (
@@ -63,7 +62,7 @@ class Peer:
     fixed: Arguments = field(default_factory=dict)  # keywords of ours for what it always does
     format: Format = Format("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")
     rule: Rule = last_two
-    varies: bool = False  # what the rule says takes more than one group of ours
+    varies: bool = False  # the rule says more than one group of ours can
     # moments that are not averages as ours are, made so with the arguments that they were made with
     correct: Callable[[Moments, Arguments], Moments] = lambda moments, args: moments
     signs: frozenset[str] = frozenset()  # keys of its groups by which it is known
@@ -82,19 +81,19 @@ class Peer:
         """Read the moments of a parameter; its shape and the number of steps are needed where the entry lacks them."""
         return self.format.read(entry, lambda shape: self.rule(args, shape, name), shape, step, name)
 
-    def treat(self, args: Arguments, member: Member, usual: Treatment) -> Treatment:
-        """Return the keywords that make ours treat a parameter as this peer does: the usual ones if they do."""
+    def treat(self, args: Arguments, member: Member, keywords: Arguments) -> Arguments:
+        """Return what must change of our keywords so that ours factors a parameter as this peer does."""
         shape, name = member.shape, member.name
+        if not self.varies:
+            return {}
         if shape is None:
             raise ValueError(f"{name} has no state, so that its shape is unknown: pass params")
         axes = self.rule(args, shape, name) if member.moments is None else member.moments.axes
-        is_factored = axes is not None and 1 not in (shape[axes[0]], shape[axes[1]])
-        goal = set(axes) if is_factored and axes else set()
-        other: Treatment = (False, None, 0) if axes is None else ("outer", axes, 0)
-        for option in (usual, other):
-            if set(factored_axes(shape, *option) or ()) == goal:
-                return option
-        raise ValueError(f"{name} of shape {shape} cannot be factored over the axes {axes}")
+        if axes and 1 in (shape[axes[0]], shape[axes[1]]):  # ours does not factor it: the same, for less
+            axes = None
+        if set(factored_axes(shape, keywords) or ()) == set(axes or ()):
+            return {}
+        return {"axes": axes, "min_factored": 0} if axes else {"factored": False}
 
 
 @dataclass
@@ -190,14 +189,11 @@ class Group:
     def split(self) -> list[tuple[dict[str, Any], list[Member]]]:
         """Return our groups: one, or one for each treatment of parameters; each with its keywords."""
         keywords = self.checked_keywords()
-        if not self.peer.varies or not self.members:
-            return [(keywords, self.members)]
-        usual = keywords["factored"], keywords["axes"], keywords["min_factored"]
-        treatments: dict[Treatment, list[Member]] = {}
+        treatments: dict[tuple[tuple[str, Any], ...], list[Member]] = {}
         for member in self.members:
-            treatments.setdefault(self.peer.treat(self.args, member, usual), []).append(member)
-        names = ("factored", "axes", "min_factored")
-        return [({**keywords, **dict(zip(names, t, strict=True))}, members) for t, members in treatments.items()]
+            change = self.peer.treat(self.args, member, keywords)
+            treatments.setdefault(tuple(change.items()), []).append(member)
+        return [({**keywords, **dict(change)}, members) for change, members in (treatments or {(): []}).items()]
 
     def our_moments(self, member: Member, keywords: Arguments) -> Moments:
         """Return what our state holds of a parameter."""
@@ -228,8 +224,7 @@ def our_state_dict(groups: Iterable[Group]) -> StateDict:
         for key, member in zip(keys, members, strict=True):
             if member.moments is not None:
                 moments = group.our_moments(member, keywords)
-                axes = factored_axes(moments.shape, keywords["factored"], keywords["axes"], keywords["min_factored"])
-                entries[key] = state.OURS.write(moments, axes)
+                entries[key] = state.OURS.write(moments, factored_axes(moments.shape, keywords))
     return {"state": entries, "param_groups": param_groups}
 
 

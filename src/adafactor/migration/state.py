@@ -182,9 +182,9 @@ def count_steps(value: Any, name: str) -> int:
     return int(value)
 
 
-def factored_axes(shape: Shape, factored: str | bool, axes: Axes | None, min_factored: int) -> Axes | None:
+def factored_axes(shape: Shape, keywords: Arguments) -> Axes | None:
     """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
-    factoring = find_factoring(shape, factored, axes, min_factored)
+    factoring = find_factoring(shape, keywords["factored"], keywords["axes"], keywords["min_factored"])
     return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
 
 
