@@ -228,7 +228,7 @@ class Adafactor(Optimizer):
                 states.check_parameter(p, name)
                 factoring = states.factoring_of(p, settings)  # complains about axes that the parameter does not have
                 if p.requires_grad:
-                    self.state[p] = states.new_state(p, factoring, settings)
+                    self.state[p] = states.new_state(p, factoring, settings, name)
                     self._made_for[p] = factoring, settings.momentum_of
         except Exception:
             for p in self.param_groups.pop()["params"]:

@@ -53,7 +53,7 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
                 continue
             as_saved = replace(settings, momentum_dtype=_format(values or {}, factoring, settings))
             converted |= as_saved != settings
-            state = states.new_state(p, factoring, as_saved)
+            state = states.new_state(p, factoring, as_saved, name)
             _fill(state, values or {})
             states.complete(state, p, factoring, settings, name)
             loaded[p] = state, factoring, settings.momentum_of
