@@ -43,8 +43,8 @@ def differences(ours: list[Tensor], theirs: list[Tensor], x_start: Tensor) -> di
     """How X and the momentum of a sharded parameter differ from those of a plain one, each given as X first.
 
     `moved` is the largest difference of X beside how far X went, `far` the share of elements of X beyond 1e-5 of that,
-    `units` the largest difference of the momentum in units of its format (of its largest element), `flipped` the share
-    that differs by more than a hundredth of that, and `scale` the largest relative difference of the scales.
+    `units` the largest difference of the momentum in units of int8, or of bfloat16 at its largest element, `flipped`
+    the share that differs by more than a hundredth of that, and `scale` the largest relative difference of scales.
     """
     (x, *kept), (y, *expected) = ours, theirs
     gap = (x.double() - y.double()).abs() / (y.double() - x_start.double()).abs().max()
@@ -54,7 +54,7 @@ def differences(ours: list[Tensor], theirs: list[Tensor], x_start: Tensor) -> di
         units = (kept[0].int() - expected[0].int()).abs().double()
     else:
         a, b = kept[0].double(), expected[0].double()
-        units = (a - b).abs() / (b.abs().max() * (2.0**-7 if kept[0].dtype == torch.bfloat16 else 2.0**-10))
+        units = (a - b).abs() / (b.abs().max() * 2.0**-7)
     return {
         "moved": float(gap.max()),
         "far": float((gap > 1e-5).double().mean()),
