@@ -69,4 +69,4 @@ def beta2_from_half_life(half_life: float, per_step: float = 1.0) -> float:
     for name, value in (("half_life", half_life), ("per_step", per_step)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name}={value!r} must be a finite number above 0")
-    return 2.0 ** (-per_step / half_life)
+    return math.pow(2.0, -per_step / half_life)

@@ -9,7 +9,7 @@ import pytest
 from tests.distributed.launch import found
 
 MODULES = ["placements", "rounding", "models", "faults", "hidden", "counted", "in_backward", "copies", "matrix"]
-MODULES += ["slices"]
+MODULES += ["slices", "momentum"]
 
 
 @pytest.fixture(scope="session")
