@@ -69,9 +69,7 @@ class Executor:
         for i, parameter in enumerate(self.parameters):
             groups.setdefault(parameter.group, []).append(i)
         self.groups = {group: np.array(members) for group, members in groups.items()}
-        self.roots = {
-            i: roots(p.settings.seed, p.number) for i, p in enumerate(self.parameters) if draws_words(p)
-        }
+        self.roots = {i: roots(p.settings.seed, p.number) for i, p in enumerate(self.parameters) if draws_words(p)}
         self._changed = False  # in this step
         self._present: list[int] = []  # the parameters with a gradient in this step
         self._at = jobs.MOMENTS  # the phase that this step has come to

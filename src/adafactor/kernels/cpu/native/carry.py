@@ -86,8 +86,9 @@ def measure_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
 def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Step a chunk of X once more, by the difference between the right step and the one that was taken.
 
-    With X₀ as it was and d for decay, X = d·X₀ − scale·U with the numbers that were used. With the right ones, d' and so
-    on, it is X·d'/d − (scale' − scale·d'/d)·U; and likewise with rate and M, in place of which comes M + (M' − M).
+    With X₀ as it was and d for decay, X = d·X₀ − scale·U with the numbers that were used; with the right ones, d' and
+    so on, it is X·d'/d − (scale' − scale·d'/d)·U. Likewise with rate and M in place of scale and U, if M' − M is then
+    subtracted, too.
     """
     zero, one, size = narrow(0.0, kind.stat), narrow(1.0, kind.stat), jobs.stretch_length(job)
     of, tile, averaged = jobs.numerator(job), view(scratch, 0, size, kind.stat), jobs.averages_updates(job)

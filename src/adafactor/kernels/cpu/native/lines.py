@@ -162,7 +162,7 @@ def blend(m: Array, g: Array, weight: float) -> None:
 
 @exactly
 def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates) -> None:
-    """Step a stretch of a line, whose numbers to compute with are in `x` and `m`: X·decay − scale·U, or X·decay − rate·M.
+    """Step a stretch of a line: X·decay − scale·U, or X·decay − rate·M. What to compute with is in `x` and `m`.
 
     The scale comes last: with 1/√R alone it may leave float32 where U does not.
     """

@@ -29,7 +29,8 @@ from adafactor.kernels.progress import say
 
 config: Any = numba.config
 Compile = Callable[[], bytes]
-SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), *(Path(module.__file__) for module in (memory_order, equations, momentum))]
+OUTSIDE = memory_order.__file__, equations.__file__, momentum.__file__
+SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), *map(Path, OUTSIDE)]
 CHECKSUM = sha256().digest_size
 PATIENCE = 30.0  # seconds in which another process must have compiled a function, which takes one or two
 
