@@ -95,10 +95,9 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
     is_other_decay = job.decay != job.decay_used and job.decay_used != 0
     ratio = job.decay / job.decay_used if is_other_decay else 1.0
     of_u = job.w1 * job.rate * (job.scale - job.scale_used) if averaged else job.scale - job.scale_used * ratio
-    of_m = job.rate - job.rate_used * ratio
-    to_x = Rates(narrow(of_u, kind.stat), one, one, narrow(ratio, kind.stat), one)
-    from_m = Rates(zero, zero, narrow(of_m, kind.stat), one, one)
-    to_m = Rates(narrow(-of_u, kind.stat), one, one, one, one)
+    of_m = job.rate - job.rate_used * ratio if averaged else 0.0
+    decay = Rates(zero, zero, narrow(of_m, kind.stat), narrow(ratio, kind.stat), one)
+    to_x, to_m = narrow(of_u, kind.stat), narrow(-of_u, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
@@ -108,9 +107,9 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
                 part = jobs.stretch_at(job, of, line, q, size, kind)
                 room = room_at(scratch, 1, size, len(part.x), kind.stat)
                 m = momentum.load(job, part, part.m, room.m)
-                lines.descend(part.x, m, part, row, False, to_x)
-                if averaged and of_m != 0:
-                    lines.descend(part.x, m, part, row, True, from_m)
+                if is_other_decay or of_m != 0:
+                    lines.descend(part.x, m, part, row, averaged, decay)
+                lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one))
                 if averaged and of_u != 0:
-                    lines.descend(m, m, part, row, False, to_m)
+                    lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one))
                     momentum.store(job, part, part.m, m, room.words)

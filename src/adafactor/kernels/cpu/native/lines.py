@@ -147,6 +147,12 @@ def average(old: float, new: float, weight: float) -> float:
     return old + weight * (new - old)
 
 
+@as_written
+def scaled(m: float, rate: float) -> float:
+    """Return one element of rate·M, rounded: where the rate is 1 it is M, and X·decay − M has one rounding."""
+    return m * rate
+
+
 @exactly
 def stepped(x: float, decay: float, u: float) -> float:
     """Return one element of the new X."""
@@ -170,7 +176,7 @@ def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates
     if averaged:
         for j in range(len(x)):
             m[j] = average(m[j], update_of(g[j], pick(row, j), col[j], decay) * rates.scale, rates.w1)
-            x[j] = narrow(stepped(widen(x[j], decay), decay, m[j] * rates.rate), x[j])
+            x[j] = narrow(stepped(widen(x[j], decay), decay, scaled(m[j], rates.rate)), x[j])
     else:
         for j in range(len(x)):
             u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
@@ -311,7 +317,7 @@ def descend_unfactored(x: Array, m: Array, flat: Flat, job: Job) -> None:
         if of_update:
             u = average(m[j], u, w1)
             m[j] = u
-            u = u * rate
+            u = scaled(u, rate)
         x[j] = narrow(stepped(widen(x[j], eps1), decay, u), x[j])
 
 
