@@ -27,7 +27,7 @@ def factored_step(batch: Batch, s: Settings) -> Phases:
     """Algorithm 4, for X (…, n, m): its second moment is kept as R (…, n) and C (…, m), or as one of the two."""
     rows, cols = batch.mean_squares(s.eps[0])  # of G² + ε₁ over m (…, n), and over n (…, m)
     mean = yield rows, cols  # pause: is G² finite? Ranks that share the rows of X send mean(Rₜ)
-    beta2, _, w2, _ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
+    beta2, _, w2, *_ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
     R = batch.average_("row", rows, beta2, w2)  # line 5: Rₜ = β̂₂ₜ·Rₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)·1ₘ/m
     C = batch.average_("col", cols, beta2, w2)  # line 6: Cₜ = β̂₂ₜ·Cₜ₋₁ + (1 − β̂₂ₜ)·1ₙᵀ·(G² + ε₁)/n
     scales = []  # line 7: V̂ₜ = Rₜ·Cₜ/mean(Rₜ), or Rₜ or Cₜ alone; the product of the scales is 1/√V̂ₜ
@@ -42,14 +42,14 @@ def factored_step(batch: Batch, s: Settings) -> Phases:
 def unfactored_step(batch: Batch, s: Settings) -> Phases:
     """Algorithm 5, for X of any shape: V̂ has the same."""
     yield None, None  # pause: is G² finite?
-    beta2, _, w2, _ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
+    beta2, _, w2, *_ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
     V = batch.average_squares_(s.eps[0], beta2, w2)  # line 4: V̂ₜ = β̂₂ₜ·V̂ₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)
     return (yield from _descend(batch, s, lambda g, v: v.rsqrt().mul_(g), [V]))
 
 
 def _descend(batch: Batch, s: Settings, direction: Callable[..., Tensor], operands: Sequence[Blockwise]) -> Phases:
     """Lines 3 and 8–10 of Algorithm 4, and the same of Algorithm 5: from 1/√V̂ to X."""
-    _, w1, _, rho = batch.rates  # 1 − β̂₁ₜ and ρₜ
+    _, w1, _, rho, share = batch.rates  # 1 − β̂₁ₜ, ρₜ, and λ times what it is multiplied by
     G = batch.g
     if s.beta1 and s.momentum_of == "gradient":
         G = batch.average_gradient_(w1)  # Algorithm 3, line 6: m̂ₜ takes the place of Gₜ
@@ -62,9 +62,11 @@ def _descend(batch: Batch, s: Settings, direction: Callable[..., Tensor], operan
     rms_x = None if x2 is None else eq.root_mean_square(x2, batch.count)
     alpha = eq.step_size(rho, rms_x if s.relative else None, s.eps[1])  # line 3: αₜ = max(ε₂, RMS(Xₜ₋₁))·ρₜ
     divisor = eq.clip_divisor(rms_u, s.clip)  # line 9: Ûₜ = Uₜ/max(1, RMS(Uₜ)/d)
-    scale = (-alpha if s.maximize else alpha) / divisor
-    decay = 1 - rho * s.weight_decay if s.weight_decay else 1.0
-    batch.descend_(U, scale, decay, w1)  # line 10: Xₜ = Xₜ₋₁·(1 − ρₜ·λ) − αₜ·Ûₜ, or minus the average of αₜ·Ûₜ
+    rate = -alpha if s.maximize else alpha
+    before, after = (1.0, rate) if s.beta1 and s.momentum_of == "direction" else (rate, 1.0)
+    decay = 1 - (s.weight_decay * alpha if s.weight_decay_by == "alpha" else share) if s.weight_decay else 1.0
+    # line 10: Xₜ = Xₜ₋₁·(1 − λ·ρₜ) − αₜ·Ûₜ; β₁ averages αₜ·Ûₜ, or Ûₜ, and αₜ comes after
+    batch.descend_(U, before / divisor, after, decay, w1)
     return rms_x, alpha, rms_u, divisor > 1
 
 
@@ -82,7 +84,7 @@ Blockwise = Callable[..., Tensor]  # a large tensor of each parameter: called wi
 class Batch(Protocol):
     """What `kernels/eager/executor.py` does for the algorithm: parameters that step side by side, on a CPU one."""
 
-    rates: Rates  # β̂₂ₜ, 1 − β̂₁ₜ, 1 − β̂₂ₜ and ρₜ (Algorithm 6)
+    rates: Rates  # β̂₂ₜ, 1 − β̂₁ₜ, 1 − β̂₂ₜ, ρₜ (Algorithm 6), and the share that weight decay takes
     count: Scalar  # of X's elements
 
     def g(self, *block: Any) -> Tensor: ...  # G, read block by block
@@ -93,4 +95,4 @@ class Batch(Protocol):
     def average_squares_(self, eps1: float, decay: Scalar, weight: Scalar) -> Blockwise: ...
     def average_gradient_(self, weight: Scalar) -> Blockwise: ...
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]: ...  # ΣX² is None where nobody wants it
-    def descend_(self, update: Blockwise, scale: Scalar, decay: Scalar, weight: Scalar) -> None: ...
+    def descend_(self, update: Blockwise, scale: Scalar, rate: Scalar, decay: Scalar, weight: Scalar) -> None: ...

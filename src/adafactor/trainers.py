@@ -110,7 +110,7 @@ def attach_in_trainer(model: nn.Module, optimizer: Adafactor, accumulate: int, m
         elif any(module is model for module in called.modules()):
             hook.remove()
             _check_sharded(model)
-            optimizer._follow_groups()  # the parameters of before can be freed
+            optimizer._buckets.follow(optimizer.param_groups, optimizer.state)  # those of before can be freed
             attach(model, optimizer, accumulate=accumulate, max_norm=max_norm)
 
     # This one comes before those of a module: FSDP2 puts the one that gathers parameters before all others there.

@@ -7,13 +7,14 @@ there on every platform.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from adafactor.core.factoring import drop
+from adafactor.core.momentum import Blocks, scale_shape
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -55,15 +56,40 @@ def beginning(p: DTensor) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
 
 
-def zeros(p: DTensor, without: int, dtype: torch.dtype) -> Tensor:
-    """A statistic of `p` with one axis summed away: cut as `p` is, except where that axis is what is cut."""
+def zeros(p: DTensor, without: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A statistic of `p` with some axes summed away: cut as `p` is, except where one of these is what is cut."""
+    part, placements = p.to_local(), list(p.placements)
+    shape, local_shape = tuple(p.shape), tuple(part.shape)
+    for axis in sorted(without, reverse=True):
+        shape, local_shape = drop(shape, axis), drop(local_shape, axis)
+        placements = [_place_without(place, axis) for place in placements]
+    return _whole(torch.zeros(local_shape, dtype=dtype, device=part.device), p, shape, placements)
+
+
+def zero_scales(p: DTensor, blocks: Blocks) -> Tensor:
+    """The scales of an int8 momentum, cut as `p` is."""
+    ranks = 1
+    for k, place in enumerate(p.placements):
+        cut = cut_axis(place)
+        if cut is not None and cut >= blocks.axis and p.device_mesh.size(k) > 1:
+            ranks *= p.device_mesh.size(k)
+            if cut > blocks.axis or p.shape[cut] % (ranks * blocks.length):
+                raise ValueError(
+                    f"a parameter of shape {tuple(p.shape)} is sharded along axis {cut}, within blocks of an int8 "
+                    f"momentum, which are {blocks.length} indices along axis {blocks.axis}: keep its momentum in "
+                    'bfloat16, for example with rules={"its.name": {"momentum_dtype": "bfloat16"}}'
+                )
+    part = p.to_local()
+    flat = torch.zeros(scale_shape(tuple(part.shape), blocks), dtype=torch.float32, device=part.device)
+    return _whole(flat, p, scale_shape(tuple(p.shape), blocks), p.placements)
+
+
+def _whole(part: Tensor, p: DTensor, shape: tuple[int, ...], placements: Sequence[Placement]) -> Tensor:
+    """The tensor of this shape of which a part is here, on the mesh of `p`."""
     from torch.distributed.tensor import DTensor
 
-    part, shape = p.to_local(), drop(tuple(p.shape), without)
-    flat = torch.zeros(drop(tuple(part.shape), without), dtype=dtype, device=part.device)
     stride = torch.empty(shape, device="meta").stride()
-    placements = [_place_without(place, without) for place in p.placements]
-    made = DTensor.from_local(flat, p.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    made = DTensor.from_local(part, p.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
     return made.to(part.device)  # with CPU offload, where the parameter is and not where its mesh is
 
 

@@ -81,12 +81,6 @@ def stochastic(value: Tensor, dtype: torch.dtype, random: Tensor) -> Tensor:
     return torch.where(value.abs() <= torch.finfo(dtype).max, rounded, value).to(dtype)
 
 
-def stochastic_part(value: Tensor, dtype: torch.dtype, whole: tuple[int, ...], place: Place, keys: Keys) -> Tensor:
-    """Round a part of a tensor with the random bits of its elements."""
-    number = elements(tuple(value.shape), whole, place, value.device)
-    return stochastic(value, dtype, random_words(number, keys))
-
-
 def _subnormal(value: Tensor, random: Tensor) -> Tensor:
     units = value.abs() / SMALLEST_HALF
     below = units.floor()

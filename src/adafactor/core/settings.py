@@ -40,6 +40,7 @@ class Rates(NamedTuple):
     w1: Scalar  # 1 − β̂₁ₜ, the weight of the newest term in the momentum
     w2: Scalar  # 1 − β̂₂ₜ
     rho: Scalar  # ρₜ
+    decay: Scalar  # the share of X that weight decay takes; with `weight_decay_by="alpha"`, of X/max(ε₂, RMS(X))
 
 
 def _declare(default: Any, check: Callable[[str, Any], Any], rate: bool = False) -> Any:
@@ -70,15 +71,19 @@ class Settings:
     relative: bool = _word(True, False)
     factored: str | bool = _word("outer", "row", "column", False)
     beta1: float = _number(0.0, at_least=0.0, below=1.0)
-    momentum_of: str = _word("update", "gradient")
+    momentum_of: str = _word("update", "gradient", "direction")
+    momentum_dtype: str = _word("float32", "bfloat16", "int8")
+    momentum_rounding: str = _word("stochastic", "nearest")
     beta2: float | None = _number_or_none(None, rate=True, at_least=0.0, below=1.0)
     decay_rate: float = _number(0.8, rate=True, above=0.0)
     beta2_max: float | None = _number_or_none(None, rate=True, above=0.0, below=1.0)
     clip: float | None = _number_or_none(1.0, above=0.0)
     eps: tuple[float, float] = _declare((1e-30, 1e-3), lambda name, value: _check_eps(name, value))
     weight_decay: float = _number(0.0, rate=True, at_least=0.0)
+    weight_decay_by: str | float = _declare("rho", lambda name, value: _check_decay(name, value))
     axes: tuple[int, int] | None = _declare(None, lambda name, value: _check_axes(name, value))
     min_factored: int = _declare(0, lambda name, value: _check_integer(name, value))
+    per_slice: bool = _word(False, True)
     maximize: bool = _word(False, True)
     on_nonfinite: str = _word("skip", "raise", "ignore")
     rounding: str = _word("nearest", "stochastic", "kahan")
@@ -98,7 +103,10 @@ class Settings:
         """Return the rates of step t (Algorithm 6)."""
         beta2, w2 = eq.second_moment_decay(t, self.beta2, self.decay_rate, self.beta2_max)
         w1 = eq.corrected_decay(t, self.beta1)[1] if self.momentum_of == "gradient" else 1 - self.beta1
-        return Rates(beta2, w1, w2, eq.relative_step(t, self._lr(t), self.lr_decay))
+        lr = self._lr(t)
+        rho = eq.relative_step(t, lr, self.lr_decay)
+        decay = self.weight_decay * eq.decay_rate(rho, lr, self.weight_decay_by) if self.weight_decay else 0.0
+        return Rates(beta2, w1, w2, rho, decay)
 
     def _lr(self, t: Scalar) -> Scalar:
         """The learning rate where t is: a tensor lr is read on the host only for a parameter that lives there."""
@@ -223,6 +231,15 @@ def _check_word(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name}={value!r} must be one of {words}")
     return value
+
+
+def _check_decay(name: str, value: Any) -> str | float:
+    words = ("rho", "alpha", "lr", "constant")
+    if isinstance(value, str):
+        if value not in words:
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, words))}, or a learning rate")
+        return value
+    return _check_number(name, value, above=0.0)
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:

@@ -15,7 +15,11 @@ from adafactor.kernels.memory_order import MemoryOrder, find_memory_order
 
 def why_not(parameter: Parameter) -> str | None:
     """What is in the way of stepping this parameter; None if nothing is."""
-    x, form = parameter.x, parameter.gradient
+    x, form, s = parameter.x, parameter.gradient, parameter.settings
+    if s.beta1 and (s.momentum_dtype != "float32" or s.momentum_of == "direction"):
+        return f"its momentum is of the {s.momentum_of} in {s.momentum_dtype}"
+    if s.weight_decay_by != "rho":
+        return f"its weight decay is by {s.weight_decay_by}"
     if not x.is_cpu or form.meta[2].type != "cpu":
         return f"it is on {x.device}"
     if parameter.overlaps:

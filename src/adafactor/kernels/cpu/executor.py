@@ -228,7 +228,7 @@ class Executor:
         together = bool((counts == counts[0]).all())
         for t in counts[:1].tolist() if together else np.unique(counts).tolist():
             rates, at = settings.rates(t + 1), members if together else members[counts == t]
-            for column, rate in zip(self.rates, (*rates, 1 - rates.rho * settings.weight_decay), strict=True):
+            for column, rate in zip(self.rates, (*rates[:4], 1 - rates.decay), strict=True):
                 column[at] = rate
 
 

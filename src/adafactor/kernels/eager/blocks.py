@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.core import sums
+from adafactor.core import momentum, sums
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import drop
 
@@ -20,17 +20,21 @@ BLOCK_DEVICE = 3 * 2**24  # elements: a pass takes at most 12 bytes for each, 60
 ROUNDED = 6  # other roundings than to nearest take up to 32 bytes for each, so their blocks are so much smaller
 
 
-def blocks(t: Tensor, rounding: str = "nearest") -> Iterator[Block]:
-    """Divide a tensor into blocks that follow its memory: the axes of the longest strides are divided first."""
+def blocks(t: Tensor, rounding: str = "nearest", whole: momentum.Blocks | None = None) -> Iterator[Block]:
+    """Divide a tensor into blocks that follow its memory: the axes of the longest strides are divided first.
+
+    The blocks of an int8 momentum stay `whole`.
+    """
     size = BLOCK_CPU if t.is_cpu else BLOCK_DEVICE if rounding == "nearest" else BLOCK_DEVICE // ROUNDED
     chunk, inner = list(t.shape), t.numel()
     if inner <= size:
         return iter([None])
-    for axis in sorted(range(t.dim()), key=t.stride, reverse=True):
+    for axis in sorted(range(t.dim() if whole is None else whole.axis + 1), key=t.stride, reverse=True):
         if inner <= size:
             break
         inner //= t.shape[axis]
-        chunk[axis] = max(1, size // inner)
+        least = whole.length if whole is not None and axis == whole.axis else 1
+        chunk[axis] = max(least, size // inner // least * least)
     slices = [
         [slice(start, min(start + width, length)) for start in range(0, length, width)]
         for length, width in zip(t.shape, chunk, strict=True)

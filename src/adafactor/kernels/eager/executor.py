@@ -17,7 +17,7 @@ from torch.linalg import vector_norm
 
 from adafactor.algorithm import Blockwise, factored_step, unfactored_step
 from adafactor.core import equations as eq
-from adafactor.core import rounding, sums
+from adafactor.core import momentum, rounding, sums
 from adafactor.core.contract import EXACT_TYPES, Gradients, Parameter, Scale, Sums, check_finite
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored, statistics_dtype, sum_dtype
@@ -53,6 +53,8 @@ class Executor:
         self._axes = [{key: f.summed_axis(key) for key in packed} for f in self._factored]
         self._lengths = {key: self._scalars([f.shape[f.summed_axis(key)] for f in self._factored]) for key in packed}
         roots = [rounding.roots(p.settings.seed, p.number) for p in members]
+        self._blocks_kept = [momentum.blocks_of(p.factoring, p.settings) for p in members]  # of int8 momenta
+        self._is_rounded = [momentum.is_rounded(p.state, p.settings, self._dtype) for p in members]
         self._roots: Any = roots[0] if self._on_host else tuple(torch.tensor(roots, device=self._device).unbind(1))
 
     def begin(
@@ -70,7 +72,8 @@ class Executor:
         t = 1 + (float(steps[0].item()) if self._on_host else torch.stack(steps).to(self._wide))
         self._settings = settings[members[0].group]
         self.rates = self._settings.rates(t)
-        self._keys: Any = rounding.keys(self._roots, t) if members[0].rounding == "stochastic" else None
+        is_random = members[0].rounding == "stochastic" or any(self._is_rounded)
+        self._keys: Any = rounding.keys(self._roots, t) if is_random else None
         self._run = self._phases()
 
     def moments(self) -> None:
@@ -214,32 +217,42 @@ class Executor:
         return lambda i, block: self._state("full", i, block)
 
     def average_gradient_(self, weight: Scalar) -> Blockwise:
-        """m̂ₜ, which takes the place of G."""
+        """m̂ₜ, which takes the place of G; one that is rounded goes into the state with X."""
         weights = self._entries(weight)
+
         for i, block in self._blocks():
-            m, g = self._state("momentum", i, block), part(self._grads[i], block).to(self._dtype)
-            m.lerp_(self._if_taken(i, g, m), weights[i])
-        return lambda i, block: self._state("momentum", i, block)
+            if not self._is_rounded[i]:
+                self._average(i, block, self.g(i, block), weights[i])
+
+        def average(i: int, block: Block) -> Tensor:
+            is_done = not self._is_rounded[i]
+            return self._momentum(i, block) if is_done else self._average(i, block, self.g(i, block), weights[i])
+
+        return average
 
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]:
         """ΣU², and ΣX² where it is wanted."""
         u2, x = self._norm(update, self._grads), [p.x for p in self._members]
         return u2, self._norm(lambda i, block: part(x[i], block), x) if self._members[0].measures_x else None
 
-    def descend_(self, update: Blockwise, scale: Scalar, decay: Scalar, weight: Scalar) -> None:
-        """X·decay − scale·U, rounded as the settings say; with momentum of the update, the average of scale·U."""
+    def descend_(self, update: Blockwise, scale: Scalar, rate: Scalar, decay: Scalar, weight: Scalar) -> None:
+        """X·decay − rate·scale·U, rounded as the settings say; with momentum, rate times the average of scale·U."""
         s, skipped = self._settings, None if self._mask is None else ~self._mask
         if self._mask is not None and s.weight_decay:
             decay = 1 - (1 - decay) * self._mask.to(self._wide)
-        scales, decays, weights = map(self._entries, (scale, decay, weight))
+        scales, rates, decays, weights = map(self._entries, (scale, rate, decay, weight))
+        of_gradient = s.momentum_of == "gradient"
         for i, block in self._blocks(self._members[0].rounding):
             change = update(i, block).mul_(scales[i])  # last: α·r alone may leave float32
-            if s.beta1 and s.momentum_of == "update":
-                m = self._state("momentum", i, block)
-                m.lerp_(self._if_taken(i, change, m), weights[i])
-                change = m if skipped is None else m.masked_fill(skipped[i], 0)
+            if s.beta1 and not of_gradient:
+                m = self._average(i, block, change, weights[i])
+                change = m if s.momentum_of == "update" else m * rates[i]
+                change = change if skipped is None else change.masked_fill(skipped[i], 0)
+                self._keep(i, block, m)
             elif skipped is not None:
                 change.masked_fill_(skipped[i], 0)
+            if of_gradient and self._is_rounded[i]:
+                self._keep(i, block, self._average(i, block, self.g(i, block), weights[i]))
             self._subtract(i, block, change, decays[i])
             del change  # before the next block's is made
         counts = [p.state["step"] for p in self._members]
@@ -258,10 +271,36 @@ class Executor:
         return list(value.to(self._dtype).expand(n).unbind()) if isinstance(value, Tensor) else [value] * n
 
     def _blocks(self, how: str = "nearest") -> Iterator[tuple[int, Block]]:
-        return ((i, block) for i, g in enumerate(self._grads) for block in blocks(g, how))
+        pairs = zip(self._grads, self._blocks_kept, strict=True)
+        return ((i, block) for i, (g, kept) in enumerate(pairs) for block in blocks(g, how, kept))
 
     def _state(self, key: str, i: int, block: Block) -> Tensor:
         return part(self._members[i].state[key], block)
+
+    def _momentum(self, i: int, block: Block) -> Tensor:
+        """A block of the momentum in the statistics' precision: the state itself, if it is kept so."""
+        return momentum.load(self._members[i].state, self._blocks_kept[i], block, self._dtype)
+
+    def _average(self, i: int, block: Block, new: Tensor, weight: Any) -> Tensor:
+        """A block of the momentum with new numbers averaged in: in place, if it is the state itself."""
+        m = self._momentum(i, block)
+        return m.lerp_(self._if_taken(i, new.to(self._dtype), m), weight)
+
+    def _keep(self, i: int, block: Block, m: Tensor) -> None:
+        """Round a block of the momentum into the state, if it is not the state itself."""
+        if self._is_rounded[i]:
+            random = self._random_words(i, block, m) if self._settings.momentum_rounding == "stochastic" else None
+            taken = None if self._mask is None else self._mask[i]
+            momentum.store(self._members[i].state, self._blocks_kept[i], block, m, random, taken)
+
+    def _random_words(self, i: int, block: Block, like: Tensor) -> Tensor:
+        """The random words of the elements of a block."""
+        p = self._members[i]
+        start = [0] * like.dim() if block is None else [s.start for s in block]
+        place = tuple(a + b for a, b in zip(start, p.offset or (0,) * like.dim(), strict=True))
+        keys = self._keys if self._on_host else tuple(key[i] for key in self._keys)
+        words: Tensor = rounding.random_words(rounding.elements(tuple(like.shape), p.shape, place, like.device), keys)
+        return words
 
     def _if_taken(self, i: int, new: Tensor, old: Tensor) -> Tensor:
         """The new values, or the old ones where the step is not taken: a NaN must not reach them."""
@@ -273,10 +312,11 @@ class Executor:
     def _norm(self, tensor: Blockwise, like: list[Tensor]) -> Scalar:
         """Σ of the squares of a tensor, in blocks that follow the memory of another one."""
         if self._on_host:
-            return sums.total([sums.sum_of_squares(sums.in_memory_order(tensor(0, b))) for b in blocks(like[0])])
+            every = blocks(like[0], whole=self._blocks_kept[0])
+            return sums.total([sums.sum_of_squares(sums.in_memory_order(tensor(0, block))) for block in every])
         norms = []
-        for i, t in enumerate(like):
-            parts = [vector_norm(tensor(i, block), dtype=self._wide) for block in blocks(t)]
+        for i, (t, kept) in enumerate(zip(like, self._blocks_kept, strict=True)):
+            parts = [vector_norm(tensor(i, block), dtype=self._wide) for block in blocks(t, whole=kept)]
             norms.append(parts[0] if len(parts) == 1 else vector_norm(torch.stack(parts)))
         return torch.stack(norms).square()
 
@@ -299,10 +339,7 @@ class Executor:
             old.copy_(self._if_taken(i, new, old))
             compensation.copy_(self._if_taken(i, rounding.lost(x, new), compensation))
         elif p.rounding == "stochastic":
-            start = [0] * old.dim() if block is None else [s.start for s in block]
-            place = tuple(a + b for a, b in zip(start, p.offset or (0,) * old.dim(), strict=True))
-            keys = self._keys if self._on_host else tuple(key[i] for key in self._keys)
-            old.copy_(rounding.stochastic_part(x, old.dtype, p.shape, place, keys))
+            old.copy_(rounding.stochastic(x, old.dtype, self._random_words(i, block, old)))
         elif x is not old:
             old.copy_(x)
 

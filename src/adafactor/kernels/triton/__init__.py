@@ -44,7 +44,11 @@ LONGEST = 2**30  # elements of a row, and rows: they are counted in 32 bits, and
 
 def why_not(parameter: Parameter) -> str | None:
     """What is in the way of stepping this parameter; None if nothing is."""
-    x, form = parameter.x, parameter.gradient
+    x, form, s = parameter.x, parameter.gradient, parameter.settings
+    if s.beta1 and (s.momentum_dtype != "float32" or s.momentum_of == "direction"):
+        return f"its momentum is of the {s.momentum_of} in {s.momentum_dtype}"
+    if s.weight_decay_by != "rho":
+        return f"its weight decay is by {s.weight_decay_by}"
     if x.device.type not in DEVICES and not (INTERPRETED and x.is_cpu):
         return f"it is on {x.device}"
     if form.meta[2] != x.device:

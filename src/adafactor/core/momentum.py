@@ -1,0 +1,138 @@
+"""How the momentum is kept: in the statistics' precision, in bfloat16, or in int8 with a float32 scale for each block.
+
+A step computes the momentum in the statistics' precision, moves X by that, and then rounds it into the state: to one
+neighbour or the other at random by default, so that a change too small for the format is right in the mean.
+
+A *block* is a few indices along the last factored axis, a power of two of them, with all that follows: at most BLOCK
+elements, unless what follows is more by itself. So blocks do not depend on how a tensor lies in memory, and a shard
+along an earlier axis never divides one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adafactor.core import rounding
+from adafactor.core.factoring import Factored, Factoring, Shape, find_factoring, is_stack, statistics_dtype
+from adafactor.core.settings import Settings
+
+BLOCK = 128
+# Below, int8 would save nothing that counts: biases, norms and adapters are a thousandth of a model, and a few numbers
+# with one scale are rounded more coarsely than many.
+SMALLEST = 4096
+MOST = 127  # the largest int8 that is used: the negative ones reach as far
+TINY = 2.0**-100  # a block with no larger number is kept as zeros: 127/x would leave float32
+KEYS = ("momentum", "momentum_int8", "momentum_scale")  # the names in the state, of all formats
+
+
+class Blocks(NamedTuple):
+    """How a tensor is divided into blocks."""
+
+    axis: int  # the last factored axis
+    length: int  # indices of it in a block
+
+
+def blocks_of(factoring: Factoring, settings: Settings) -> Blocks | None:
+    """The blocks of an int8 momentum; None where it is kept as floating-point numbers."""
+    shape = factoring.shape
+    one = shape[1:] if settings.per_slice and is_stack(shape) else shape  # slices have blocks as if they were alone
+    if settings.momentum_dtype != "int8" or len(one) < 2 or prod(one) < SMALLEST:
+        return None
+    if not isinstance(factoring, Factored):
+        factoring = find_factoring(shape, "row", settings.axes, 0, settings.per_slice)
+    assert isinstance(factoring, Factored)
+    axis = max(factoring.row_axis, factoring.col_axis)
+    behind = prod(shape[axis + 1 :])
+    if shape[axis] * behind < BLOCK:
+        return None
+    return Blocks(axis, 1 << max(0, (BLOCK // behind).bit_length() - 1))
+
+
+def float_dtype(p: Tensor, settings: Settings) -> torch.dtype:
+    """The dtype of a momentum that is not int8."""
+    return torch.bfloat16 if settings.momentum_dtype == "bfloat16" else statistics_dtype(p.dtype)
+
+
+def is_rounded(state: Mapping[str, Tensor], settings: Settings, dtype: torch.dtype) -> bool:
+    """Whether the momentum is rounded on its way into the state, from the dtype that it is computed in."""
+    return bool(settings.beta1) and ("momentum_int8" in state or state["momentum"].dtype != dtype)
+
+
+def scale_shape(shape: Shape, blocks: Blocks) -> Shape:
+    """The shape of the scales of a tensor, or of a part of one."""
+    return *shape[: blocks.axis], -(-shape[blocks.axis] // blocks.length)
+
+
+def encode(value: Tensor, blocks: Blocks, random: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Round numbers to int8, up where the random words (their upper half) say so; None: to nearest.
+
+    Returns:
+        The integers and the scales: a number is their product.
+    """
+    axis, value = blocks.axis, value.float()
+    largest = value.abs().flatten(axis + 1).amax(-1) if value.dim() > axis + 1 else value.abs()
+    missing = -largest.shape[axis] % blocks.length
+    largest = torch.nn.functional.pad(largest, (0, missing)).unflatten(axis, (-1, blocks.length)).amax(-1)
+    largest = torch.where(largest < TINY, 0.0, largest)
+    inverse = torch.where(largest > 0, MOST / largest, 0.0)
+    chance = 0.5 if random is None else (random >> 16).float() * 2.0**-16
+    rounded = (value * spread(inverse, blocks, value) + chance).floor_().clamp_(-MOST, MOST)
+    return rounded.to(torch.int8), largest / MOST
+
+
+def decode(integers: Tensor, scale: Tensor, blocks: Blocks, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers that integers and scales stand for."""
+    return integers.to(dtype) * spread(scale.to(dtype), blocks, integers)
+
+
+def spread(scale: Tensor, blocks: Blocks, like: Tensor) -> Tensor:
+    """The scale of each element's block, in a shape that broadcasts over the elements."""
+    along = scale.repeat_interleave(blocks.length, blocks.axis).narrow(blocks.axis, 0, like.shape[blocks.axis])
+    return along.reshape(*along.shape, *(1,) * (like.dim() - along.dim()))
+
+
+def to_bfloat16(value: Tensor, random: Tensor | None) -> Tensor:
+    """Round numbers to bfloat16, up where the random words (their upper half) say so; None: to nearest."""
+    value = value.float()
+    return value.bfloat16() if random is None else rounding.stochastic(value, torch.bfloat16, random >> 16)
+
+
+Place = tuple[slice, ...] | None  # a part of a tensor that begins and ends between blocks; None: all of it
+
+
+def load(state: Mapping[str, Tensor], blocks: Blocks | None, place: Place, dtype: torch.dtype) -> Tensor:
+    """A part of the momentum as numbers to compute with: those of the state themselves, if they are kept so."""
+    if blocks is None:
+        return state["momentum"][place or ...].to(dtype)
+    return decode(state["momentum_int8"][place or ...], _scales(state, blocks, place), blocks, dtype)
+
+
+def store(
+    state: Mapping[str, Tensor],
+    blocks: Blocks | None,
+    place: Place,
+    value: Tensor,
+    random: Tensor | None,
+    taken: Tensor | None,
+) -> None:
+    """Round a part of the momentum into the state; where a step is not taken, all stays."""
+    if blocks is None:
+        pairs = [(state["momentum"][place or ...], to_bfloat16(value, random))]
+    else:
+        integers, scale = encode(value, blocks, random)
+        pairs = [(state["momentum_int8"][place or ...], integers), (_scales(state, blocks, place), scale)]
+    for old, new in pairs:
+        old.copy_(new if taken is None else torch.where(taken, new, old))
+
+
+def _scales(state: Mapping[str, Tensor], blocks: Blocks, place: Place) -> Tensor:
+    scale = state["momentum_scale"]
+    if place is None:
+        return scale
+    along = place[blocks.axis]
+    return scale[(*place[: blocks.axis], slice(along.start // blocks.length, -(-along.stop // blocks.length)))]
