@@ -185,15 +185,15 @@ def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates
 
 @summing
 def descend_two(
-    part0: Stretch, part1: Stretch, row0: Scale, row1: Scale, averaged: bool, rates: Rates
+    part0: Stretch, part1: Stretch, m0: Array, m1: Array, row0: Scale, row1: Scale, averaged: bool, rates: Rates
 ) -> tuple[float, float]:
-    """Step two lines that lie far apart; return ΣX² before and after.
+    """Step two lines that lie far apart, with momenta to compute with; return ΣX² before and after.
 
     The step is X·decay − scale·U, or X·decay − rate·M with scale·U averaged into M. With decay = 1 and all other
     factors 0 it has length zero, and the loop does nothing but sum.
     """
-    x0, m0, g0, col = part0.x, part0.m, part0.g, part0.col
-    x1, m1, g1, decay = part1.x, part1.m, part1.g, rates.decay
+    x0, g0, col = part0.x, part0.g, part0.col
+    x1, g1, decay = part1.x, part1.g, rates.decay
     before, after = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
         u0 = update_of(g0[j], pick(row0, j), col[j], decay) * rates.scale
