@@ -237,13 +237,18 @@ def draw(words: Array, first: int, step: int, key1: np.uint32, key2: np.uint32) 
     start = 0
     while start < len(words):
         number = first + start * step
-        low, high = np.uint32(number), np.uint32(number >> 32)
-        salt = np.uint32(np.uint32(high * np.uint32(0x9E3779B1)) ^ key1)
-        until_high_changes = (0xFFFFFFFF - (number & 0xFFFFFFFF)) // max(step, 1) + 1
-        part = words[start : start + until_high_changes]
-        for j in range(len(part)):
-            part[j] = mix(np.uint32(np.uint32(low + np.uint32(j) * np.uint32(step)) ^ salt), key2)
-        start += len(part)
+        until_change = (0xFFFFFFFF - (number & 0xFFFFFFFF)) // max(step, 1) + 1
+        salt = np.uint32(np.uint32(np.uint32(number >> 32) * np.uint32(0x9E3779B1)) ^ key1)
+        _draw_with_salt(words[start : start + until_change], np.uint32(number), np.uint32(step), salt, key2)
+        start += until_change
+
+
+@as_written
+def _draw_with_salt(words: Array, low: np.uint32, step: np.uint32, salt: np.uint32, key2: np.uint32) -> None:
+    """Do so where only the lower halves of the numbers differ."""
+    for j in range(len(words)):
+        words[j] = mix(np.uint32(low ^ salt), key2)
+        low = np.uint32(low + step)
 
 
 @exactly
