@@ -13,7 +13,7 @@ import torch
 from adafactor.core.contract import Parameter, why_not_plain
 from adafactor.core.momentum import blocks_of
 from adafactor.kernels.cpu.executor import Executor
-from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, stores_momentum_rounded
+from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, has_rounded_momentum
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -26,7 +26,7 @@ def why_not(parameter: Parameter) -> str | None:
     order = find_memory_order(parameter)
     if not isinstance(order, MemoryOrder):
         return order
-    if stores_momentum_rounded(parameter) and s.momentum_of == "gradient":
+    if has_rounded_momentum(parameter) and s.momentum_of == "gradient":
         return f"its momentum of the gradient is kept in {s.momentum_dtype}, of which there would have to be two passes"
     if "momentum_int8" in parameter.state and not _has_blocks_in_lines(parameter, order):
         return "the blocks of its int8 momentum are not side by side in memory"
