@@ -103,7 +103,8 @@ class Peer:
             return sliced
         if not axes:
             return {"factored": False, **sliced}
-        return {"axes": (axes[0] - len(sliced), axes[1] - len(sliced)), "min_factored": 0, **sliced}
+        first = 1 if member.is_sliced else 0  # the axes that we name are those of a slice
+        return {"axes": (axes[0] - first, axes[1] - first), "min_factored": 0, **sliced}
 
 
 @dataclass
@@ -143,9 +144,9 @@ class Group:
         steps = [m.moments.step for m in self.members if m.moments is not None]
         self.step = None if self.saved is None else max(steps, default=0)
         self.args = {name: _plain(value) for name, value in self.args.items()}
-        for member in self.members if self.saved is None else []:  # of a state, they are known by their paths
-            member.slices = self.peer.slices(self.args, member.name)
         try:
+            for member in self.members if self.saved is None else []:  # of a state, they are known by their paths
+                member.slices = self.peer.slices(self.args, member.name)
             for name, argument in self.peer.arguments.items():
                 self.keywords[argument.keyword] = argument.to_ours(self.args[name])
             self.keywords |= self.peer.fixed
