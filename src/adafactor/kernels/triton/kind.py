@@ -10,10 +10,12 @@ import triton.language as tl
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
+from adafactor.kernels.triton.layout import momentum_of, packs_at_random
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-MOMENTA = {"update": 1, "gradient": 2}
+TYPES[torch.int8] = tl.int8
+MOMENTA = {"update": 1, "gradient": 2, "direction": 3}
 ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 SHARED_MEMORY = 164 * 2**10  # bytes of a multiprocessor of an A100
 
@@ -30,13 +32,19 @@ class Kind:
     momentum: int  # 0: none
     rounding: int
     aligned: bool  # 16 bytes can be read at once
+    momentum_dtype: torch.dtype | None = None  # None: that of the statistics
+    momentum_random: bool = False
 
     @classmethod
     def of(cls, parameter: Parameter, aligned: bool) -> Kind:
         """Return the kind of a parameter."""
         s, form = parameter.settings, parameter.gradient
-        momentum = MOMENTA[s.momentum_of] if s.beta1 else 0
-        return cls(parameter.x.dtype, form.dtype, momentum, ROUNDINGS[parameter.rounding], aligned)
+        kind = cls(parameter.x.dtype, form.dtype, 0, ROUNDINGS[parameter.rounding], aligned)
+        if not s.beta1:
+            return kind
+        dtype, is_random = momentum_of(parameter).dtype, packs_at_random(parameter)
+        kind = replace(kind, momentum=MOMENTA[s.momentum_of], momentum_random=is_random)
+        return kind if dtype == kind.stat else replace(kind, momentum_dtype=dtype)
 
     @property
     def stat(self) -> torch.dtype:
@@ -47,8 +55,13 @@ class Kind:
     G = property(lambda self: TYPES[self.g])
     STAT = property(lambda self: TYPES[self.stat])
     ALIGNED = property(lambda self: self.aligned)
-    OF_UPDATE = property(lambda self: self.momentum == 1)
+    MOMENTUM = property(lambda self: TYPES[self.momentum_dtype or self.stat])
+    OF_UPDATE = property(lambda self: self.momentum in (1, 3))  # what is averaged is U, times αₜ or not
     OF_GRADIENT = property(lambda self: self.momentum == 2)
+    OF_DIRECTION = property(lambda self: self.momentum == 3)
+    IN_BLOCKS = property(lambda self: self.momentum_dtype == torch.int8)
+    MOMENTUM_RANDOM = property(lambda self: self.momentum_random)
+    RANDOM = property(lambda self: self.rounding == 1 or self.momentum_random)
     STOCHASTIC = property(lambda self: self.rounding == 1)
     KAHAN = property(lambda self: self.rounding == 2)
 
@@ -86,7 +99,7 @@ class Kind:
             stages = 3 if ahead < room - 2**13 else 2
         else:
             how = replace(how, warps=16, chunks=-(-how.chunks // (2 if how.chunk * how.chunks > self.held else 1)))
-        same = replace(self, x=self.stat, momentum=2 * (self.momentum == 2), rounding=0)
+        same = replace(self._reading, x=self.stat)
         return {"TILING": how, "STAGES": stages, "RAW": raw} | same._options(how.warps)
 
     def fold(self, raw: bool = False) -> dict[str, Any]:
@@ -95,7 +108,8 @@ class Kind:
 
     def measure(self) -> dict[str, Any]:
         """Return what `begin_step` and `measure` are launched with."""
-        return self._plain(self.x)._options(8)
+        blocks = {"momentum_dtype": torch.int8} if self.IN_BLOCKS else {}  # then tiles are others
+        return replace(self._plain(self.x), **blocks)._options(8)
 
     def between(self) -> dict[str, Any]:
         """Return what the kernels between the passes of a shard are launched with."""
@@ -108,8 +122,15 @@ class Kind:
             registers = 80 if self.x == self.g or not self.rounding else 128
             if self.x == self.g == torch.bfloat16 and not self.rounding:
                 registers = 64
-        kind = self if writes else replace(self, rounding=0)
+        kind = self if writes else self._reading
         return {"WRITES": writes} | kind._options(8 if self.aligned else 16, registers)
+
+    @property
+    def _reading(self) -> Kind:
+        """The kind to a kernel that writes neither X nor the state: it sees no momentum but that of gradients."""
+        if self.momentum == 2:
+            return replace(self, rounding=0, momentum_random=False)
+        return Kind(self.x, self.g, 0, 0, self.aligned)
 
     def _plain(self, dtype: torch.dtype) -> Kind:
         """The kind that stands for all with this dtype, to a kernel that sees neither G nor momentum."""
