@@ -75,7 +75,8 @@ def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
         s, scale = look_up_rates(memory, x, KIND), tl.full((), 1.0, KIND.STAT)
         if WRITES:
             rms_u, divisor = clip_divisor(memory, x, KIND)
-            scale = divide(scale if KIND.OF_DIRECTION else s.alpha, divisor)
+            alpha = tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT)
+            scale = divide(scale if KIND.OF_DIRECTION else alpha, divisor)
         if not WRITES:
             u2, x2 = visit_any(memory, x, s, scale, first, first_col, KIND, NORMS)
             tl.store(memory.energies_ptr + number, u2)
