@@ -43,6 +43,7 @@ def arguments(row: oracle.Row) -> dict[str, Any]:
         "clip": row.d,
         "eps": (row.eps1, row.eps2),
         "weight_decay": row.weight_decay,
+        "weight_decay_by": row.decay_by,
         "axes": row.axes,
         "min_factored": row.min_factored,
     }

@@ -134,7 +134,7 @@ class Row:
 
     estimator: str = "none"  # "none", "outer" (§3), "row", "column" (§3.2)
     beta1: float = 0.0
-    momentum: str = "gradient"  # CHOICE: row P averages the update, as the authors' code does
+    momentum: str = "gradient"  # CHOICE: row P averages the update, as the authors' code does; big_vision the direction
     beta2: float | None = None  # None: 1 − t^−c (§7.2); a number: Adam's correction (§7.1)
     c: float = 0.8
     beta2_max: float | None = None  # CHOICE: big_vision's cap of 1 − t^−c
@@ -144,6 +144,8 @@ class Row:
     eps1: float = 1e-30
     eps2: float = 1e-3
     weight_decay: float = 0.0
+    decay_by: str | float = "rho"  # CHOICE: what others multiply λ by: "alpha", "lr", "constant", or lr₀ for ρ²/lr₀
+    lr: float = 0.0  # for "lr"
     axes: tuple[int, int] | None = None  # CHOICE: tensors of more than two axes; the rest are a batch
     min_factored: int = 0  # CHOICE: optax factors only where both axes are at least so long
 
@@ -204,13 +206,24 @@ def step(row: Row, x: Array, g: Array, t: int, s_t: float, memory: Memory) -> Ar
     else:
         u = g / np.sqrt(v_hat)
     memory.rms_u.append(rms(u))
-    change = alpha * u / (max(1.0, rms(u) / row.d) if row.d is not None else 1.0)
+    u_hat = u / (max(1.0, rms(u) / row.d) if row.d is not None else 1.0)
+    change = alpha * u_hat
     if row.beta1 and row.momentum == "update":
         memory.m = row.beta1 * memory.m + (1 - row.beta1) * change
         change = memory.m
+    elif row.beta1 and row.momentum == "direction":
+        memory.m = row.beta1 * memory.m + (1 - row.beta1) * u_hat
+        change = alpha * memory.m
     if row.axes is not None:
         change = np.moveaxis(change, (-2, -1), row.axes)
-    return np.asarray(x * (1 - size * row.weight_decay) - change)
+    return np.asarray(x * (1 - decay(row, size, alpha) * row.weight_decay) - change)
+
+
+def decay(row: Row, rho: float, alpha: float) -> float:
+    """What λ is multiplied by."""
+    if isinstance(row.decay_by, str):
+        return {"rho": rho, "alpha": alpha, "lr": row.lr, "constant": 1.0}[row.decay_by]
+    return rho * (rho / row.decay_by)
 
 
 def run(row: Row, x: Array, grads: Sequence[Array], s: Callable[[int], float]) -> Memory:

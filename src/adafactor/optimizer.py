@@ -98,8 +98,8 @@ class Adafactor(Optimizer):
         clip: d of §6, the largest RMS(U); None for no clipping.
         eps: ε₁, which keeps G² from zero, and ε₂, the least scale of a parameter.
         weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
-        weight_decay_by: what λ is multiplied by: `"rho"` for ρₜ; `"alpha"` for αₜ (transformers, fairseq); `"lr"` for the
-            learning rate (torch); `"constant"` for 1 (optax, T5X); a number lr₀ for ρₜ²/lr₀ (timm's corrected decay).
+        weight_decay_by: what λ is multiplied by: `"rho"` for ρₜ; `"alpha"` for αₜ (transformers, fairseq); `"lr"` for
+            the learning rate (torch); `"constant"` for 1 (optax, T5X); a number lr₀ for ρₜ²/lr₀ (timm's corrected one).
         axes: the (row, column) axes to factor; None for the two largest.
         min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
         maximize: ascend instead of descend.

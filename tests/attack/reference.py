@@ -55,8 +55,34 @@ def exact(t: Tensor) -> Array:
 
 
 def values(state: Mapping[str, Tensor]) -> Values:
-    """A copy of a parameter's state in float64."""
-    return {key: exact(value) for key, value in state.items()}
+    """A copy of a parameter's state in float64; of an int8 momentum, what it stands for."""
+    held = {key: exact(value) for key, value in state.items()}
+    if "momentum_int8" in held:
+        integers, scale = held.pop("momentum_int8"), held.pop("momentum_scale")
+        held["momentum"] = integers * spread(scale, integers.shape)
+    return held
+
+
+def block_length(shape: tuple[int, ...], axis: int) -> int:
+    """The indices along an axis in a block of an int8 momentum: a power of two, of at most 128 elements, or one."""
+    behind = int(np.prod(shape[axis + 1 :]))
+    return max([2**i for i in range(8) if 2**i * behind <= 128], default=1)
+
+
+def spread(scale: Array, shape: tuple[int, ...]) -> Array:
+    """A number for each block of an int8 momentum, over its elements."""
+    axis = scale.ndim - 1
+    along = np.repeat(scale, block_length(shape, axis), axis)[..., : shape[axis]]
+    return np.asarray(np.broadcast_to(along.reshape(*along.shape, *(1,) * (len(shape) - along.ndim)), shape))
+
+
+def largest_in_blocks(m: Array, axis: int) -> Array:
+    """The largest entry of each block, over its elements."""
+    length, found = block_length(m.shape, axis), np.zeros(m.shape)
+    for start in range(0, m.shape[axis], length):
+        part = (slice(None),) * axis + (slice(start, start + length),)
+        found[part] = np.abs(m[part]).max(tuple(range(axis, m.ndim)), keepdims=True)
+    return found
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -99,19 +125,21 @@ def outcome(group: Mapping[str, Any], dtype: torch.dtype, x: Array, g: Array, st
     row, memory = _row(group, axes), _memory(held, x.shape, axes)
     t = float(held.get("step", np.zeros(()))) + 1
     rate = rho(group, t)
-    share = 1 - rate * row.weight_decay
-    # the average of updates keeps its sign when `maximize` is switched; that of gradients is of G as it comes
+    alpha = max(row.eps2, oracle.rms(x)) * rate if row.relative else rate
+    share = 1 - oracle.decay(row, rate, alpha) * row.weight_decay
+    # the average of updates keeps its sign when `maximize` is switched; the others are of G as it comes
     of_gradient = bool(row.beta1) and row.momentum == "gradient"
+    as_it_comes = bool(row.beta1) and row.momentum != "update"
     with np.errstate(all="ignore"):
-        new = oracle.step(row, x, -g if group["maximize"] and not of_gradient else g, int(t), rate, memory)
+        new = oracle.step(row, x, -g if group["maximize"] and not as_it_comes else g, int(t), rate, memory)
         change = new - x * share
-        if group["maximize"] and of_gradient:
+        if group["maximize"] and as_it_comes:
             new = x * share - change
         if group["rounding"] == "kahan" and "compensation" in held:
             new = new + held["compensation"] * share
         old = held.get("momentum", np.zeros(x.shape))
+        old = old * alpha if row.momentum == "direction" else old
         length = float(_terms(change, old, _state(memory, x.shape, axes, row).get("momentum"), of_gradient).max())
-    alpha = max(row.eps2, oracle.rms(x)) * rate if row.relative else rate
     after = {**held, **_state(memory, x.shape, axes, row), "step": np.asarray(t)}
     scale, before = float(np.abs(x).max()), float(np.abs(old).max())
     return Outcome(new, after, True, length, scale, before, memory.rms_u[-1], alpha)
@@ -140,13 +168,14 @@ def state_problem(
     """What is wrong in a state; nothing if it is right."""
     wide = statistics_dtype(dtype)
     relative = relative_error(expected.x.size, dtype) if tolerance is None else tolerance
+    held = values(state)
     for key, should in expected.state.items():
         if key == "compensation":
             continue  # compared together with X
-        if key not in state:
+        if key not in held:
             return f"state has no {key!r}"
-        value = exact(state[key])
-        if state[key].dtype != (torch.float32 if key == "step" else wide):
+        value = held[key]
+        if key != "momentum" and state[key].dtype != (torch.float32 if key == "step" else wide):
             return f"{key} is {state[key].dtype}"
         if value.shape != should.shape:
             return f"{key} has the shape {value.shape}, not {should.shape}"
@@ -155,10 +184,22 @@ def state_problem(
         # squares below the smallest normal number have few digits, in sums whose scale is that of the longest axis
         digit = 2 * _smallest(wide) * max(expected.x.shape, default=1)
         limit = 0.0 if key == "step" else relative * size + digit
+        if key == "momentum":
+            limit = limit + _unit(should, state)
         wrong = ~(np.abs(value - should) <= limit)
         if wrong.any():
             return f"{key} is {value[wrong].flat[0]!r}, should be {should[wrong].flat[0]!r}"
     return ""
+
+
+def _unit(m: Array, state: Mapping[str, Tensor]) -> Array | float:
+    """How far rounding may take a momentum, as it is kept in a state: to the next number of its format."""
+    if "momentum_int8" in state:
+        largest = largest_in_blocks(m, state["momentum_scale"].dim() - 1)
+        return np.asarray(largest / 127 * (1 + 2.0**-14) + 2.0**-100)
+    if state["momentum"].dtype == torch.bfloat16:
+        return np.asarray(2.0**-7 * np.abs(m) + _smallest(torch.bfloat16))
+    return 0.0
 
 
 def _smallest(dtype: torch.dtype) -> float:
@@ -190,6 +231,8 @@ def _row(group: Mapping[str, Any], axes: tuple[int, int] | None) -> oracle.Row:
         eps1=group["eps"][0],
         eps2=group["eps"][1],
         weight_decay=group["weight_decay"],
+        decay_by=group["weight_decay_by"],
+        lr=float(group["lr"]),
         axes=axes,
     )
 

@@ -41,13 +41,16 @@ KEYWORDS: dict[str, list[Any]] = {
     "relative": [True, True, False],
     "factored": ["outer", "outer", "row", "column", False],
     "beta1": [0.0, 0.0, 0.9, 0.3],
-    MOMENTUM_OF: ["update", "gradient"],
+    MOMENTUM_OF: ["update", "gradient", "direction"],
+    "momentum_dtype": ["float32", "bfloat16", "int8"],
+    "momentum_rounding": ["stochastic", "nearest"],
     "beta2": [None, None, 0.999, 0.5, 0.0],
     "decay_rate": [0.8, 0.8, 0.5, 1.0],
     "beta2_max": [None, 0.3],
     "clip": [1.0, 1.0, None, 0.1, 3.0],
     "eps": [(1e-30, 1e-3), (1e-30, 1e-3), (1e-30, 0.5), (1e-8, 1e-6), (2e-34, 1e-3)],
     "weight_decay": [0.0, 0.1, 1.5],
+    "weight_decay_by": ["rho", "alpha", "lr", "constant", 0.3],
     "axes": [None, None, (0, 1), (-1, -2), (-2, -1), (0, -1)],
     "min_factored": [0, 0, 6],
     "maximize": [False, False, True],
@@ -223,9 +226,9 @@ def difference(group: dict[str, Any], p: Tensor, state: dict[str, Tensor], expec
     """What of a parameter and its state is not as expected."""
     x, rounding = reference.exact(p), group["rounding"]
     if not expected.taken:
+        held = reference.values(state)
         same = np.array_equal(x, expected.x, equal_nan=True) and all(
-            key in state and np.array_equal(reference.exact(state[key]), value, equal_nan=True)
-            for key, value in expected.state.items()
+            key in held and np.array_equal(held[key], value, equal_nan=True) for key, value in expected.state.items()
         )
         return "" if same else "changed although no step was to be taken"
     if not expected.finite or (p.dtype != torch.float64 and expected.rms_update > 1e30):

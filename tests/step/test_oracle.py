@@ -67,12 +67,35 @@ def test_axes_can_be_named_by_hand(axes: tuple[int, int], estimator: str) -> Non
 
 
 @pytest.mark.parametrize("estimator", ["none", "outer", "row", "column"])
-@pytest.mark.parametrize("momentum", ["gradient", "update"])
+@pytest.mark.parametrize("momentum", ["gradient", "update", "direction"])
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
 def test_ideas_combine(estimator: str, momentum: str, relative: bool) -> None:
     row = oracle.Row(estimator, 0.8, momentum, c=0.7, d=0.5, relative=relative, multiplier=1.0, weight_decay=0.3)
     assert error(row, (11, 13), torch.float64) < 1e-10
     assert error(row, (11, 13), torch.float32) < 1e-5
+
+
+@pytest.mark.parametrize("by", ["rho", "alpha", "constant", 0.4], ids=str)
+@pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
+@pytest.mark.parametrize("shape", [(11, 13), (31,)], ids=str)
+def test_weight_decay_is_by_what_is_said(shape: tuple[int, ...], relative: bool, by: str | float) -> None:
+    row = oracle.Row("outer", d=0.5, relative=relative, multiplier=1.0, weight_decay=0.2, decay_by=by)
+    for dtype, tolerance in TOLERANCE.items():
+        assert error(row, shape, dtype) < tolerance
+    if by in ("constant", 0.4) or (by == "alpha" and relative):  # the control
+        assert error(row, shape, torch.float64, weight_decay_by="rho") > 1e-3
+
+
+def test_weight_decay_by_the_learning_rate_does_not_fall_with_t() -> None:
+    row = oracle.Row("outer", d=1.0, relative=True, weight_decay=0.2, decay_by="lr", lr=0.3, multiplier=1.0)
+    x, grads = start((5, 7)), gradients((5, 7), 3 if inside.INTERPRETED else 40)
+    p = torch.nn.Parameter(torch.tensor(x))
+    optimizer = Adafactor([p], lr=0.3, weight_decay=0.2, weight_decay_by="lr")
+    for g in grads:
+        p.grad = torch.tensor(g)
+        optimizer.step()
+    expected = oracle.run(row, x, grads, lambda t: min(0.3, t**-0.5)).x[-1]
+    np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("most", [0.3, 0.6])  # reached at the second step and at the fourth

@@ -15,7 +15,7 @@ from torch.optim.optimizer import StateDict
 from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.factoring import Factoring
-from adafactor.core.momentum import KEYS
+from adafactor.core.momentum import KEYS, blocks_of
 from adafactor.core.record import names_of
 from adafactor.core.settings import Settings, rename_momentum
 from adafactor.core.warn import warn
@@ -51,7 +51,7 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
                 _check_entry(values, factoring, settings, name)
             elif not p.requires_grad:
                 continue
-            as_saved = replace(settings, momentum_dtype=_format(values or {}, settings))
+            as_saved = replace(settings, momentum_dtype=_format(values or {}, factoring, settings))
             converted |= as_saved != settings
             state = states.new_state(p, factoring, as_saved)
             _fill(state, values or {})
@@ -66,13 +66,14 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
     return loaded
 
 
-def _format(values: Mapping[str, Any], settings: Settings) -> str:
+def _format(values: Mapping[str, Any], factoring: Factoring, settings: Settings) -> str:
     """The `momentum_dtype` of a saved state."""
+    kept = values.get("momentum")
     if "momentum_int8" in values:
         return "int8"
-    if isinstance(kept := values.get("momentum"), Tensor):
-        return "bfloat16" if kept.dtype == torch.bfloat16 else "float32"
-    return settings.momentum_dtype
+    if not isinstance(kept, Tensor) or (settings.momentum_dtype == "int8" and not blocks_of(factoring, settings)):
+        return settings.momentum_dtype
+    return "bfloat16" if kept.dtype == torch.bfloat16 else "float32"
 
 
 def _refuse_foreign(entries: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ along an earlier axis never divides one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -57,6 +57,11 @@ def float_dtype(p: Tensor, settings: Settings) -> torch.dtype:
     return torch.bfloat16 if settings.momentum_dtype == "bfloat16" else statistics_dtype(p.dtype)
 
 
+def is_rounded(state: Mapping[str, Tensor], settings: Settings, dtype: torch.dtype) -> bool:
+    """Whether the momentum is rounded on its way into the state, from the dtype that it is computed in."""
+    return bool(settings.beta1) and ("momentum_int8" in state or state["momentum"].dtype != dtype)
+
+
 def scale_shape(shape: Shape, blocks: Blocks) -> Shape:
     """The shape of the scales of a tensor, or of a part of one."""
     return *shape[: blocks.axis], -(-shape[blocks.axis] // blocks.length)
@@ -79,9 +84,9 @@ def encode(value: Tensor, blocks: Blocks, random: Tensor | None) -> tuple[Tensor
     return rounded.to(torch.int8), largest / MOST
 
 
-def decode(integers: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
-    """The float32 numbers that integers and scales stand for."""
-    return integers * spread(scale, blocks, integers)
+def decode(integers: Tensor, scale: Tensor, blocks: Blocks, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers that integers and scales stand for."""
+    return integers.to(dtype) * spread(scale.to(dtype), blocks, integers)
 
 
 def spread(scale: Tensor, blocks: Blocks, like: Tensor) -> Tensor:
@@ -90,15 +95,43 @@ def spread(scale: Tensor, blocks: Blocks, like: Tensor) -> Tensor:
     return along.reshape(*along.shape, *(1,) * (like.dim() - along.dim()))
 
 
-def scales_at(scale: Tensor, blocks: Blocks, place: Sequence[slice] | None) -> Tensor:
-    """The scales of a part of a tensor that begins and ends between blocks; None: of all of it."""
-    if place is None:
-        return scale
-    along = place[blocks.axis]
-    return scale[(*place[: blocks.axis], slice(along.start // blocks.length, -(-along.stop // blocks.length)))]
-
-
 def to_bfloat16(value: Tensor, random: Tensor | None) -> Tensor:
     """Round numbers to bfloat16, up where the random words (their upper half) say so; None: to nearest."""
     value = value.float()
     return value.bfloat16() if random is None else rounding.stochastic(value, torch.bfloat16, random >> 16)
+
+
+Place = tuple[slice, ...] | None  # a part of a tensor that begins and ends between blocks; None: all of it
+
+
+def load(state: Mapping[str, Tensor], blocks: Blocks | None, place: Place, dtype: torch.dtype) -> Tensor:
+    """A part of the momentum as numbers to compute with: those of the state themselves, if they are kept so."""
+    if blocks is None:
+        return state["momentum"][place or ...].to(dtype)
+    return decode(state["momentum_int8"][place or ...], _scales(state, blocks, place), blocks, dtype)
+
+
+def store(
+    state: Mapping[str, Tensor],
+    blocks: Blocks | None,
+    place: Place,
+    value: Tensor,
+    random: Tensor | None,
+    taken: Tensor | None,
+) -> None:
+    """Round a part of the momentum into the state; where a step is not taken, all stays."""
+    if blocks is None:
+        pairs = [(state["momentum"][place or ...], to_bfloat16(value, random))]
+    else:
+        integers, scale = encode(value, blocks, random)
+        pairs = [(state["momentum_int8"][place or ...], integers), (_scales(state, blocks, place), scale)]
+    for old, new in pairs:
+        old.copy_(new if taken is None else torch.where(taken, new, old))
+
+
+def _scales(state: Mapping[str, Tensor], blocks: Blocks, place: Place) -> Tensor:
+    scale = state["momentum_scale"]
+    if place is None:
+        return scale
+    along = place[blocks.axis]
+    return scale[(*place[: blocks.axis], slice(along.start // blocks.length, -(-along.stop // blocks.length)))]

@@ -54,7 +54,7 @@ class Executor:
         self._lengths = {key: self._scalars([f.shape[f.summed_axis(key)] for f in self._factored]) for key in packed}
         roots = [rounding.roots(p.settings.seed, p.number) for p in members]
         self._blocks_kept = [momentum.blocks_of(p.factoring, p.settings) for p in members]  # of int8 momenta
-        self._is_packed = members[0].settings.momentum_dtype != "float32" and bool(members[0].settings.beta1)
+        self._is_rounded = [momentum.is_rounded(p.state, p.settings, self._dtype) for p in members]
         self._roots: Any = roots[0] if self._on_host else tuple(torch.tensor(roots, device=self._device).unbind(1))
 
     def begin(
@@ -72,7 +72,7 @@ class Executor:
         t = 1 + (float(steps[0].item()) if self._on_host else torch.stack(steps).to(self._wide))
         self._settings = settings[members[0].group]
         self.rates = self._settings.rates(t)
-        is_random = members[0].rounding == "stochastic" or self._is_packed
+        is_random = members[0].rounding == "stochastic" or any(self._is_rounded)
         self._keys: Any = rounding.keys(self._roots, t) if is_random else None
         self._run = self._phases()
 
@@ -217,18 +217,18 @@ class Executor:
         return lambda i, block: self._state("full", i, block)
 
     def average_gradient_(self, weight: Scalar) -> Blockwise:
-        """m̂ₜ, which takes the place of G; one that is not kept as it is computed goes into the state with X."""
+        """m̂ₜ, which takes the place of G; one that is rounded goes into the state with X."""
         weights = self._entries(weight)
 
-        def average(i: int, block: Block) -> Tensor:
-            m, g = self._momentum(i, block), part(self._grads[i], block).to(self._dtype)
-            return m.lerp_(self._if_taken(i, g, m), weights[i])
-
-        if self._is_packed:
-            return average
         for i, block in self._blocks():
-            average(i, block)
-        return self._momentum
+            if not self._is_rounded[i]:
+                self._average(i, block, self.g(i, block), weights[i])
+
+        def average(i: int, block: Block) -> Tensor:
+            is_done = not self._is_rounded[i]
+            return self._momentum(i, block) if is_done else self._average(i, block, self.g(i, block), weights[i])
+
+        return average
 
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]:
         """ΣU², and ΣX² where it is wanted."""
@@ -245,17 +245,14 @@ class Executor:
         for i, block in self._blocks(self._members[0].rounding):
             change = update(i, block).mul_(scales[i])  # last: α·r alone may leave float32
             if s.beta1 and not of_gradient:
-                m = self._momentum(i, block)
-                m.lerp_(self._if_taken(i, change, m), weights[i])
-                change = m * rates[i] if s.momentum_of == "direction" else m
-                if skipped is not None:
-                    change = change.masked_fill(skipped[i], 0)
+                m = self._average(i, block, change, weights[i])
+                change = m if s.momentum_of == "update" else m * rates[i]
+                change = change if skipped is None else change.masked_fill(skipped[i], 0)
                 self._keep(i, block, m)
             elif skipped is not None:
                 change.masked_fill_(skipped[i], 0)
-            if of_gradient and self._is_packed:
-                g, m = part(self._grads[i], block).to(self._dtype), self._momentum(i, block)
-                self._keep(i, block, m.lerp_(self._if_taken(i, g, m), weights[i]))
+            if of_gradient and self._is_rounded[i]:
+                self._keep(i, block, self._average(i, block, self.g(i, block), weights[i]))
             self._subtract(i, block, change, decays[i])
             del change  # before the next block's is made
         counts = [p.state["step"] for p in self._members]
@@ -282,27 +279,19 @@ class Executor:
 
     def _momentum(self, i: int, block: Block) -> Tensor:
         """A block of the momentum in the statistics' precision: the state itself, if it is kept so."""
-        kept = self._blocks_kept[i]
-        if kept is None:
-            return self._state("momentum", i, block).to(self._dtype)
-        scale = momentum.scales_at(self._members[i].state["momentum_scale"], kept, block)
-        return momentum.decode(self._state("momentum_int8", i, block), scale, kept).to(self._dtype)
+        return momentum.load(self._members[i].state, self._blocks_kept[i], block, self._dtype)
+
+    def _average(self, i: int, block: Block, new: Tensor, weight: Any) -> Tensor:
+        """A block of the momentum with new numbers averaged in: in place, if it is the state itself."""
+        m = self._momentum(i, block)
+        return m.lerp_(self._if_taken(i, new.to(self._dtype), m), weight)
 
     def _keep(self, i: int, block: Block, m: Tensor) -> None:
-        """Round a block of the momentum into the state, if it is not kept as it is computed."""
-        if not self._is_packed:
-            return
-        kept, is_random = self._blocks_kept[i], self._settings.momentum_rounding == "stochastic"
-        random = self._random_words(i, block, m) if is_random else None
-        if kept is None:
-            state = self._state("momentum", i, block)
-            state.copy_(momentum.to_bfloat16(m, random) if state.dtype == torch.bfloat16 else m)
-            return
-        integers, scale = momentum.encode(m, kept, random)
-        old, old_scale = self._state("momentum_int8", i, block), self._members[i].state["momentum_scale"]
-        old.copy_(self._if_taken(i, integers, old))
-        old_scale = momentum.scales_at(old_scale, kept, block)
-        old_scale.copy_(self._if_taken(i, scale, old_scale))
+        """Round a block of the momentum into the state, if it is not the state itself."""
+        if self._is_rounded[i]:
+            random = self._random_words(i, block, m) if self._settings.momentum_rounding == "stochastic" else None
+            taken = None if self._mask is None else self._mask[i]
+            momentum.store(self._members[i].state, self._blocks_kept[i], block, m, random, taken)
 
     def _random_words(self, i: int, block: Block, like: Tensor) -> Tensor:
         """The random words of the elements of a block."""
@@ -310,7 +299,8 @@ class Executor:
         start = [0] * like.dim() if block is None else [s.start for s in block]
         place = tuple(a + b for a, b in zip(start, p.offset or (0,) * like.dim(), strict=True))
         keys = self._keys if self._on_host else tuple(key[i] for key in self._keys)
-        return rounding.random_words(rounding.elements(tuple(like.shape), p.shape, place, like.device), keys)
+        words: Tensor = rounding.random_words(rounding.elements(tuple(like.shape), p.shape, place, like.device), keys)
+        return words
 
     def _if_taken(self, i: int, new: Tensor, old: Tensor) -> Tensor:
         """The new values, or the old ones where the step is not taken: a NaN must not reach them."""
@@ -322,8 +312,8 @@ class Executor:
     def _norm(self, tensor: Blockwise, like: list[Tensor]) -> Scalar:
         """Σ of the squares of a tensor, in blocks that follow the memory of another one."""
         if self._on_host:
-            parts = blocks(like[0], whole=self._blocks_kept[0])
-            return sums.total([sums.sum_of_squares(sums.in_memory_order(tensor(0, block))) for block in parts])
+            every = blocks(like[0], whole=self._blocks_kept[0])
+            return sums.total([sums.sum_of_squares(sums.in_memory_order(tensor(0, block))) for block in every])
         norms = []
         for i, (t, kept) in enumerate(zip(like, self._blocks_kept, strict=True)):
             parts = [vector_norm(tensor(i, block), dtype=self._wide) for block in blocks(t, whole=kept)]

@@ -1,0 +1,308 @@
+"""A momentum in bfloat16 or int8: every step is the oracle's, rounded to a neighbour and right in the mean."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import Parameter
+
+from adafactor import Adafactor
+from adafactor.core.momentum import BLOCK, SMALLEST, Blocks, decode, encode, to_bfloat16
+from adafactor.core.rounding import keys, random_words, roots
+from tests import inside
+from tests.attack import reference
+from tests.attack.test_fuzz import difference
+
+pytestmark = [
+    pytest.mark.usefixtures("backend"),
+    pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch:RuntimeWarning"),
+]
+
+FORMATS = pytest.mark.parametrize("format", ["bfloat16", "int8"])
+AVERAGED = pytest.mark.parametrize("of", ["update", "gradient", "direction"])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+# with uneven last blocks; convolutions; stacks; a vector and a small matrix, which stay float32; an unfactored matrix
+SHAPES = [(32, 200), (20, 300), (30, 17, 3, 3), (3, 20, 130), (5000,), (60, 50), (1, 5000)]
+
+
+def parameters(dtype: torch.dtype = torch.float32, shapes: Any = SHAPES, seed: int = 0) -> list[Parameter]:
+    draws = np.random.default_rng(seed)
+    return [Parameter(torch.tensor(draws.normal(size=shape)).to(dtype)) for shape in shapes]
+
+
+def set_gradients(params: list[Parameter], t: int) -> None:
+    draws = np.random.default_rng(t)
+    for p in params:
+        p.grad = torch.tensor(draws.normal(size=p.shape) * np.exp(draws.normal(size=p.shape[-1:]))).to(p.dtype)
+
+
+def train(optimizer: Adafactor, first: int, last: int) -> None:
+    for t in range(first, last + 1):
+        set_gradients([p for group in optimizer.param_groups for p in group["params"]], t)
+        optimizer.step()
+
+
+@DTYPES
+@AVERAGED
+@FORMATS
+def test_every_step_is_the_oracles_and_the_momentum_is_rounded_to_a_neighbour(
+    format: str, of: str, dtype: torch.dtype
+) -> None:
+    shapes = SHAPES[::3] if inside.INTERPRETED else SHAPES
+    for rounding, stored in (("stochastic", "stochastic"), ("nearest", "nearest"), ("stochastic", "kahan")):
+        params = parameters(dtype, shapes)
+        keywords: dict[str, Any] = {
+            "momentum_rounding": rounding,
+            "rounding": stored,
+            "weight_decay": 0.1,
+            "factored": "outer",
+        }
+        optimizer = Adafactor(params, beta1=0.9, momentum_of=of, momentum_dtype=format, **keywords)
+        (group,) = optimizer.param_groups
+        for t in range(1, 3 if inside.INTERPRETED else 5):
+            set_gradients(params, t)
+            before = [(reference.exact(p), reference.values(optimizer.state[p])) for p in params]
+            optimizer.step()
+            for p, (x, state) in zip(params, before, strict=True):
+                assert p.grad is not None
+                expected = reference.outcome(group, dtype, x, reference.exact(p.grad), state)
+                assert difference(group, p, optimizer.state[p], expected) == "", (tuple(p.shape), t)
+
+
+@pytest.mark.parametrize("factored", ["row", "column", False], ids=str)
+@FORMATS
+def test_every_estimator_has_it(format: str, factored: str | bool) -> None:
+    params = parameters(shapes=[(30, 256), (40, 150)])
+    optimizer = Adafactor(params, beta1=0.9, factored=factored, momentum_dtype=format)
+    for t in (1, 2):
+        set_gradients(params, t)
+        before = [(reference.exact(p), reference.values(optimizer.state[p])) for p in params]
+        optimizer.step()
+        for p, (x, state) in zip(params, before, strict=True):
+            assert p.grad is not None
+            expected = reference.outcome(optimizer.param_groups[0], p.dtype, x, reference.exact(p.grad), state)
+            assert difference(optimizer.param_groups[0], p, optimizer.state[p], expected) == ""
+
+
+def test_it_is_kept_in_one_or_two_bytes_and_small_tensors_in_four() -> None:
+    for format, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        for state in Adafactor(parameters(), beta1=0.9, momentum_dtype=format).state.values():
+            assert state["momentum"].dtype == dtype
+    kept = [*Adafactor(parameters(), beta1=0.9, momentum_dtype="int8").state.values()]
+    for shape, state in zip(SHAPES, kept, strict=True):
+        is_int8 = len(shape) > 1 and np.prod(shape) >= SMALLEST
+        assert ("momentum_int8" in state) == is_int8 != ("momentum" in state), shape
+    scales = [tuple(state["momentum_scale"].shape) for state in kept if "momentum_scale" in state]
+    assert scales == [(32, 2), (20, 3), (30, 3), (3, 20, 2), (1, 40)]  # of a convolution, 8 × 3 × 3 elements a block
+    large = Adafactor(parameters(shapes=[(512, 1024)]), beta1=0.9, momentum_dtype="int8")
+    (record,) = large.report()
+    assert record.state_bytes <= 512 * 1024 * (1 + 4 / BLOCK) + 4 * (512 + 1024 + 1)
+
+
+@given(seed=st.integers(0, 2**32), spread=st.floats(0, 8), rows=st.integers(1, 5), cols=st.integers(1, 400))
+def test_int8_is_a_neighbour_of_the_value_and_its_mean_is_right(seed: int, spread: float, rows: int, cols: int) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    value = torch.randn(rows, cols, generator=draws) * torch.exp(spread * torch.randn(rows, cols, generator=draws))
+    blocks, total = Blocks(1, BLOCK), torch.zeros(rows, cols, dtype=torch.float64)
+    for t in range(1, 65):
+        random = random_words(torch.arange(rows * cols).view(rows, cols), keys(roots(seed, 0), t))
+        integers, scale = encode(value, blocks, random)
+        found = decode(integers, scale, blocks).double()
+        unit = torch.tensor(reference.largest_in_blocks(value.double().numpy(), 1)) / 127
+        assert bool(((found - value).abs() <= unit * (1 + 1e-4)).all())
+        total += (found - value).double() / unit.clamp(min=1e-300)
+    # 64 draws of a spread of at most half a unit: five standard errors of the mean of all
+    assert abs(float(total.mean()) / 64) < 5 * 0.5 / (64 * rows * cols) ** 0.5 + 1e-4
+
+
+def test_to_nearest_is_to_nearest_and_what_a_format_has_stays() -> None:
+    value = torch.randn(7, 300)
+    integers, scale = encode(value, Blocks(1, BLOCK), None)
+    again, same = encode(decode(integers, scale, Blocks(1, BLOCK)), Blocks(1, BLOCK), None)
+    assert torch.equal(again, integers) and torch.allclose(same, scale, rtol=1e-6)
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+    random = random_words(torch.arange(2**16), keys(roots(1, 0), 1))
+    kept = to_bfloat16(every.float(), random)
+    assert torch.equal(kept.nan_to_num(), every.nan_to_num()) and torch.equal(kept.isnan(), every.isnan())
+
+
+def test_zeros_and_blocks_too_small_for_a_scale_stay_zeros() -> None:
+    value = torch.zeros(2, 256)
+    value[1, :128] = 2.0**-120
+    integers, scale = encode(value, Blocks(1, BLOCK), torch.full((2, 256), 2**32 - 1))
+    assert not integers.any() and not scale.any()
+
+
+@FORMATS
+def test_an_average_too_small_for_the_format_is_right_in_the_mean(format: str) -> None:
+    """The mean of the momentum follows updates far below a unit of its format; to nearest it stands still."""
+    ends = {}
+    for rounding in ("stochastic", "nearest"):
+        p = Parameter(torch.zeros(32, 128))
+        optimizer = Adafactor(
+            [p], lr=1.0, relative=False, lr_decay=None, clip=None, beta1=0.999, beta2=0.0, factored=False,
+            momentum_dtype=format, momentum_rounding=rounding,
+        )  # fmt: skip
+        sign = torch.ones(32, 128)
+        for t in range(3 if inside.INTERPRETED else 60):
+            sign[:, 0] = 1000.0 if t == 0 else 0.0  # the largest of each block, and then the others rise slowly
+            p.grad = sign.clone()
+            optimizer.step()
+            if t == 0:
+                state = optimizer.state[p]
+                start = reference.values(state)["momentum"][:, 1:].mean()
+        ends[rounding] = reference.values(optimizer.state[p])["momentum"][:, 1:].mean() - start
+    steps = 2 if inside.INTERPRETED else 59
+    exact = sum(1e-3 * 0.999**k for k in range(1, steps + 1))
+    assert abs(ends["stochastic"] / exact - 1) < (0.6 if inside.INTERPRETED else 0.1)
+
+
+@AVERAGED
+@FORMATS
+def test_a_run_continues_from_a_checkpoint_on_the_same_bits(format: str, of: str) -> None:
+    keywords: dict[str, Any] = {"beta1": 0.9, "momentum_of": of, "momentum_dtype": format, "seed": 5}
+    params = parameters(shapes=[(32, 200), (70,)])
+    whole = Adafactor(params, **keywords)
+    train(whole, 1, 2)
+    file = io.BytesIO()
+    torch.save((params, whole.state_dict()), file)
+    train(whole, 3, 4)
+    file.seek(0)
+    with torch.serialization.safe_globals([Parameter]):
+        others, state_dict = torch.load(file, weights_only=True)
+    resumed = Adafactor(others, **keywords)
+    resumed.load_state_dict(state_dict)
+    train(resumed, 3, 4)
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        for key, value in whole.state[p].items():
+            assert torch.equal(value, resumed.state[q][key]), key
+
+
+@pytest.mark.parametrize("to", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("of", ["float32", "bfloat16", "int8"])
+def test_loaded_into_another_format_it_is_converted_and_said_once(of: str, to: str) -> None:
+    params = parameters(shapes=[(32, 200), (70,)])
+    source = Adafactor(params, beta1=0.9, momentum_dtype=of)
+    train(source, 1, 2)
+    others = [Parameter(p.detach().clone()) for p in params]
+    target = Adafactor(others, beta1=0.9, momentum_dtype=to)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+    assert len([w for w in caught if "momentum_dtype" in str(w.message)]) == (of != to)
+    assert target.param_groups[0]["momentum_dtype"] == to
+    for p, q in zip(params, others, strict=True):
+        before, after = reference.values(source.state[p])["momentum"], reference.values(target.state[q])["momentum"]
+        unit = reference._unit(before, target.state[q])
+        assert bool((np.abs(before - after) <= 0.51 * np.asarray(unit) + 1e-7 * np.abs(before)).all())
+    train(target, 3, 4)
+
+
+def test_a_checkpoint_without_the_keyword_is_of_float32() -> None:
+    params = parameters(shapes=[(32, 200)])
+    source = Adafactor(params, beta1=0.9)
+    train(source, 1, 2)
+    saved = copy.deepcopy(source.state_dict())
+    for group in saved["param_groups"]:  # as 0.2.0 wrote it
+        for name in ("momentum_dtype", "momentum_rounding", "weight_decay_by"):
+            del group[name]
+    others = [Parameter(p.detach().clone()) for p in params]
+    target = Adafactor(others, beta1=0.9)
+    target.load_state_dict(saved)
+    train(source, 3, 4)
+    train(target, 3, 4)
+    assert torch.equal(params[0], others[0])
+
+
+def test_edited_in_mid_run_the_state_follows() -> None:
+    params = parameters(shapes=[(32, 200), (70,)])
+    optimizer = Adafactor(params, beta1=0.9)
+    train(optimizer, 1, 2)
+    for format in ("int8", "bfloat16", "float32"):
+        optimizer.param_groups[0]["momentum_dtype"] = format
+        train(optimizer, 3, 4)
+        assert ("momentum_int8" in optimizer.state[params[0]]) == (format == "int8")
+
+
+@FORMATS
+def test_a_skipped_step_leaves_it_alone(format: str) -> None:
+    params = parameters(shapes=[(32, 200), (20, 300)])
+    optimizer = Adafactor(params, beta1=0.9, momentum_dtype=format)
+    train(optimizer, 1, 2)
+    before = copy.deepcopy([dict(optimizer.state[p]) for p in params])
+    set_gradients(params, 3)
+    assert params[0].grad is not None
+    params[0].grad[3, 5] = float("nan")
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        optimizer.step()
+        optimizer.report()
+    assert all(torch.equal(value, before[0][key]) for key, value in optimizer.state[params[0]].items())
+    assert not all(torch.equal(value, before[1][key]) for key, value in optimizer.state[params[1]].items())
+
+
+@FORMATS
+def test_the_order_of_memory_does_not_change_it(format: str) -> None:
+    ends: list[Tensor] = []
+    for permute in (False, True):
+        p = Parameter(parameters(shapes=[(40, 200)])[0].detach())
+        if permute:
+            p = Parameter(p.detach().T.contiguous().T)
+        optimizer = Adafactor([p], beta1=0.9, momentum_dtype=format)
+        for t in (1, 2):
+            set_gradients([p], t)
+            optimizer.step()
+        ends.append(torch.tensor(reference.values(optimizer.state[p])["momentum"]))
+    one, other = ends
+    # sums in another order may move a number across a threshold: then by a unit, and rarely
+    assert (one - other).ne(0).double().mean() < 0.01 or torch.allclose(one, other, rtol=1e-2, atol=1e-4)
+
+
+def test_cut_into_many_parts_by_eager_blocks_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for size in (None, 500):
+        if size:
+            inside.cut_into_blocks(monkeypatch, size)
+        params = parameters(shapes=[(32, 300), (30, 17, 3, 3)])
+        optimizer = Adafactor(params, beta1=0.9, momentum_dtype="int8")
+        train(optimizer, 1, 2)
+        ends.append([reference.values(optimizer.state[p])["momentum"] for p in params])
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=np.abs(one).max() / 100)
+
+
+def test_without_beta1_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="momentum_dtype='int8' needs a momentum: set beta1"):
+        Adafactor(parameters(), momentum_dtype="int8")
+    Adafactor([{"params": parameters(), "beta1": 0.9}], momentum_dtype="int8")
+
+
+@pytest.mark.parametrize("missing", ["momentum_scale", "momentum_int8"])
+def test_half_of_an_int8_momentum_is_refused(missing: str) -> None:
+    params = parameters(shapes=[(32, 200)])
+    saved = Adafactor(params, beta1=0.9, momentum_dtype="int8").state_dict()
+    saved["state"][0] = {key: value for key, value in saved["state"][0].items() if key != missing}
+    with pytest.raises(ValueError, match="'momentum_int8' and its scales"):
+        Adafactor(parameters(shapes=[(32, 200)]), beta1=0.9, momentum_dtype="int8").load_state_dict(saved)
+
+
+def test_under_a_default_dtype_of_bfloat16_nothing_changes() -> None:
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            params = parameters(shapes=[(32, 200)])
+            train(Adafactor(params, beta1=0.9, momentum_dtype="int8"), 1, 3)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        ends.append(params[0].detach())
+    assert torch.equal(*ends)
