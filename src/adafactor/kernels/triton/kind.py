@@ -10,7 +10,7 @@ import triton.language as tl
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
-from adafactor.kernels.triton.layout import momentum_of, packs_at_random
+from adafactor.kernels.triton.layout import momentum_of, rounds_momentum_at_random
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -42,7 +42,7 @@ class Kind:
         kind = cls(parameter.x.dtype, form.dtype, 0, ROUNDINGS[parameter.rounding], aligned)
         if not s.beta1:
             return kind
-        dtype, is_random = momentum_of(parameter).dtype, packs_at_random(parameter)
+        dtype, is_random = momentum_of(parameter).dtype, rounds_momentum_at_random(parameter)
         kind = replace(kind, momentum=MOMENTA[s.momentum_of], momentum_random=is_random)
         return kind if dtype == kind.stat else replace(kind, momentum_dtype=dtype)
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from adafactor.core.contract import Parameter
-from adafactor.core.factoring import Factored
-from adafactor.core.momentum import BLOCK
+from adafactor.core.factoring import Factored, statistics_dtype
+from adafactor.core.momentum import BLOCK, is_rounded
 from adafactor.kernels.memory_order import MemoryOrder, flat_order
 from adafactor.kernels.triton.sizes import ALIGNMENT
 
-PACKED = (torch.bfloat16, torch.int8)  # what a momentum may be rounded to
 LIKE_X = ("full", "momentum", "momentum_int8", "compensation")  # in the state, of X's shape
 
 
@@ -46,15 +45,15 @@ def momentum_of(parameter: Parameter) -> Tensor:
     return parameter.state["momentum_int8" if "momentum_int8" in parameter.state else "momentum"]
 
 
-def packs_at_random(parameter: Parameter) -> bool:
-    """Whether the momentum is rounded into the state, and at random."""
-    s = parameter.settings
-    return bool(s.beta1) and s.momentum_rounding == "stochastic" and momentum_of(parameter).dtype in PACKED
+def rounds_momentum_at_random(parameter: Parameter) -> bool:
+    """Whether the momentum is rounded on its way into the state, and at random."""
+    s, dtype = parameter.settings, statistics_dtype(parameter.x.dtype)
+    return s.momentum_rounding == "stochastic" and is_rounded(parameter.state, s, dtype)
 
 
 def is_random(parameter: Parameter) -> bool:
     """Whether a step needs random words: it rounds X at random, or the momentum."""
-    return parameter.rounding == "stochastic" or packs_at_random(parameter)
+    return parameter.rounding == "stochastic" or rounds_momentum_at_random(parameter)
 
 
 def has_even_blocks(parameter: Parameter) -> bool:
@@ -65,7 +64,8 @@ def has_even_blocks(parameter: Parameter) -> bool:
         return False
     if isinstance(parameter.factoring, Factored):
         return factored_axes(parameter)[1] == axis and scale.stride(axis) == 1
-    return x.shape[axis] % BLOCK == 0 and x.is_contiguous() and scale.is_contiguous()
+    is_even = x.shape[axis] in (x.numel(), x.shape[axis] // BLOCK * BLOCK)
+    return is_even and x.is_contiguous() and scale.is_contiguous()
 
 
 def memory_order(parameter: Parameter) -> MemoryOrder | str:

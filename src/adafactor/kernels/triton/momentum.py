@@ -41,7 +41,7 @@ def recall(x, e, KIND: tl.constexpr):
     average = tl.load(x.momentum_ptr + e.offsets, mask=e.mask, other=0.0)
     if KIND.IN_BLOCKS:
         scale = tl.load(x.scale_ptr + e.scale_offsets, mask=e.scale_mask, other=0.0)
-        average = multiply_blocks(average.to(tl.float32), scale)
+        average = multiply_blocks(average.to(KIND.STAT), scale.to(KIND.STAT))
     return average.to(KIND.STAT)
 
 
