@@ -190,7 +190,7 @@ def test_a_momentum_may_be_rounded_either_way_but_seldom(dtype: str, monkeypatch
     assert found()
 
 
-def test_what_triton_leaves_to_eager_pytorch_keeps_a_float32_momentum() -> None:
+def test_what_triton_leaves_to_eager_pytorch_is_rounded_in_a_way_that_it_has() -> None:
     params = [torch.nn.Parameter(spec.copy(torch.ones(spec.shape))) for spec in TENSORS]
     for factored in ("outer", False):
         keywords = {"momentum_dtype": "int8", "factored": factored}
@@ -198,6 +198,10 @@ def test_what_triton_leaves_to_eager_pytorch_keeps_a_float32_momentum() -> None:
         assert len(even["params"]) + len(uneven["params"]) == len(params) and uneven["momentum_dtype"] == "float32"
         optimizer = Adafactor([even, uneven], beta1=0.9, **keywords)
         assert sum("momentum_int8" in optimizer.state[p] for p in params) == (4 if factored else 2)
+    (everything,) = selftest.grouped(params, TENSORS, {"rounding": "stochastic"})
+    assert everything["params"] == params
+    even, uneven = selftest.grouped(params, TENSORS, {"rounding": "stochastic", "factored": False})
+    assert len(uneven["params"]) == 3 and uneven["rounding"] == "nearest"
 
 
 @pytest.mark.parametrize("variant", [Variant(BF16, BF16), Variant(FP16, FP16, "update", "stochastic")], ids=str)

@@ -233,14 +233,16 @@ class Training:
 
 
 def grouped(params: Sequence[Tensor], tensors: Sequence[TensorSpec], keywords: Mapping[str, Any]) -> list[Any]:
-    """Divide parameters into groups: those whose int8 momentum Triton would leave to eager PyTorch keep a float32."""
-    if keywords.get("momentum_dtype") != "int8":
-        return [*params]
-    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "momentum_dtype": "float32"}]
+    """Divide parameters into groups: what Triton would leave to eager PyTorch is rounded in a way that it has."""
+    rounding, dtype = keywords.get("rounding", "nearest"), keywords.get("momentum_dtype", "float32")
+    is_random = rounding == "stochastic" or (dtype != "float32" and keywords.get("momentum_rounding") != "nearest")
+    plain = {"momentum_dtype": "float32", "rounding": "nearest" if rounding == "stochastic" else rounding}
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], **plain}]
     for p, spec in zip(params, tensors, strict=True):
-        length = (1, *spec.shape)[-1]
-        is_even = keywords.get("factored", True) or length in (p.numel(), length // momentum.BLOCK * momentum.BLOCK)
-        groups[bool(spec.storage) or len(spec.shape) > 3 or not is_even]["params"].append(p)
+        length, is_whole = (1, *spec.shape)[-1], not keywords.get("factored", True)
+        is_uneven = is_whole and length not in (p.numel(), length // momentum.BLOCK * momentum.BLOCK)
+        has_no_blocks = dtype == "int8" and (bool(spec.storage) or len(spec.shape) > 3 or is_uneven)
+        groups[has_no_blocks or (is_random and is_whole and bool(spec.storage))]["params"].append(p)
     return [group for group in groups if group["params"]]
 
 
