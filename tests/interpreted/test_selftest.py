@@ -1,4 +1,4 @@
-"""The self-test that `backend="auto"` relies on finds nothing wrong with kernels that are right, nor with their limits."""
+"""The self-test that `backend="auto"` relies on finds nothing wrong with kernels that are right."""
 
 from __future__ import annotations
 

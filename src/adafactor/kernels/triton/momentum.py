@@ -15,7 +15,7 @@ import triton.language as tl
 from adafactor.core import momentum
 from adafactor.kernels.triton.elements import narrow, stochastic
 
-BLOCK, MOST, TINY = tl.constexpr(momentum.BLOCK), tl.constexpr(float(momentum.MOST)), tl.constexpr(momentum.TINY)
+BLOCK, MOST, TINY = tl.constexpr(momentum.BLOCK), tl.constexpr(momentum.MOST), tl.constexpr(momentum.TINY)
 
 
 class Elements(NamedTuple):
@@ -54,12 +54,12 @@ def keep(x, e, average, KIND: tl.constexpr):
         blocks = tl.reshape(bits, e.scale_offsets.shape + (BLOCK,))
         largest = tl.max(blocks, 2).to(tl.float32, bitcast=True)
         largest = tl.where(largest < TINY, 0.0, largest)
-        tl.store(x.scale_ptr + e.scale_offsets, tl.div_rn(largest, MOST), mask=e.scale_mask)
-        inverse = tl.where(largest > 0, tl.div_rn(MOST, largest), 0.0)
+        tl.store(x.scale_ptr + e.scale_offsets, tl.div_rn(largest, 1.0 * MOST), mask=e.scale_mask)
+        inverse = tl.where(largest > 0, tl.div_rn(1.0 * MOST, largest), 0.0)
         chance = 0.5
         if KIND.MOMENTUM_RANDOM:  # 16 bits behind the point of a number from 1 to 2
             chance = ((e.words >> 16 << 7) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
-        rounded = tl.floor(multiply_blocks(value, inverse) + chance)
+        rounded = tl.floor(multiply_blocks(value, inverse) + chance).to(tl.int32)
         average = tl.minimum(tl.maximum(rounded, -MOST), MOST).to(tl.int8)
     elif KIND.MOMENTUM != KIND.STAT:
         value = average.to(tl.float32)
