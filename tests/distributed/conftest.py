@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed.launch import found
 
-MODULES = ["placements", "rounding", "models", "faults", "counted", "in_backward", "copies", "matrix"]
+MODULES = ["placements", "rounding", "models", "faults", "counted", "in_backward", "copies", "matrix", "slices"]
 
 
 @pytest.fixture(scope="session")

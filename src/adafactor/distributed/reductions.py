@@ -32,19 +32,23 @@ class Ranks:
     alone knows, and a gradient that is missing on some ranks only is noticed by all of them.
     """
 
-    def __init__(self, parameters: list[Parameter], agreement: Agreement):
-        """Nothing is sent yet."""
+    def __init__(self, parameters: list[Parameter], before: object):
+        """Nothing is sent yet; what was agreed on before still holds."""
         self.members = [(p, p.shard) for p in parameters if isinstance(p.shard, Shard)]
-        self.agreement = agreement
+        self.agreement: Agreement = before.agreement if isinstance(before, Ranks) else Agreement()
         self.facts: list[Facts] = [facts_of(p, shard) for p, shard in self.members]
         shards = [shard for _, shard in self.members]
         self._moments = Reduction(shards, _groups_of_flags(shards))
         self._norms = Reduction(shards, [shard.partial.get("scalars", ()) for shard in shards])
         self._kinds: list[list[Any]] | None = None  # of gradients that only had to be made local
-        if self.facts == agreement.facts:
-            for (_, shard), before in zip(self.members, agreement.shards, strict=True):
-                shard.arrival = shard.arrival or before.arrival
-            agreement.shards = [shard for _, shard in self.members]
+        if self.facts == self.agreement.facts:
+            for shard, known in zip(shards, self.agreement.shards, strict=True):
+                shard.arrival = shard.arrival or known.arrival
+            self.agreement.shards = shards
+
+    def ask_again(self) -> None:
+        """Agree anew at the next step; the other ranks may not know why, and expect the same sums as before."""
+        self.agreement.facts = None
 
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
         """Check every gradient, bring it to its parameter's placements, and make it local. This communicates."""

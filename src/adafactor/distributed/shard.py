@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adafactor.core.dtensor import beginning, cut_axis, local
+from adafactor.core.dtensor import beginning, cut_axis, is_sharded, local
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored, Factoring, drop, sum_dtype
 
@@ -96,22 +96,29 @@ def groups_of(p: DTensor) -> list[Group | None]:
 class Shard:
     """A sharded parameter on this rank: what does not change from step to step."""
 
-    def __init__(self, p: DTensor, name: str, factoring: Factoring):
-        """What the mesh and the placements of `p` say."""
-        part = local(p)
+    def __init__(self, p: DTensor, name: str, factoring: Factoring, sliced: bool = False):
+        """What the mesh and the placements of `p` say; whole slices that step by themselves have no partial sums."""
+        part, self.sliced = local(p), sliced
         self.p, self.name, self.placements = p, name, tuple(p.placements)
         self.part, self.device = tuple(part.shape), part.device
         self.groups, axes = groups_of(p), map(cut_axis, self.placements)
         cut = (None if group is None else axis for group, axis in zip(self.groups, axes, strict=True))
         self.split = Split(factoring, tuple(cut))
-        self.partial = {sum_: self.over(dimensions) for sum_, dimensions in self.split.partial().items()}
+        partial = {} if sliced else self.split.partial()
+        self.partial = {sum_: self.over(dimensions) for sum_, dimensions in partial.items()}
         self.shapes = self.split.shapes(self.part)
         # the placements and local shape of the last gradient; None: it has never had one
         self.arrival: tuple[tuple[Placement, ...], tuple[int, ...]] | None = None
 
-    def fits(self, p: Tensor, factoring: Factoring) -> bool:
-        """Is the parameter still what it was?"""
-        return factoring == self.split.factoring and p is self.p and self.placements == tuple(self.p.placements)
+    @classmethod
+    def of(cls, p: Tensor, name: str, factoring: Factoring, sliced: bool, before: object) -> Shard:
+        """The shard that was made of a parameter before, if that is still what it was; else a new one."""
+        assert is_sharded(p)
+        facts = factoring, sliced, tuple(p.placements)
+        if isinstance(before, Shard) and before.p is p:
+            if (before.split.factoring, before.sliced, before.placements) == facts:
+                return before
+        return cls(p, name, factoring, sliced)
 
     def over(self, dimensions: Sequence[int]) -> tuple[Group, ...]:
         """The groups of some mesh dimensions, of more than one rank each."""
