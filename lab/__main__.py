@@ -67,7 +67,10 @@ def parser() -> argparse.ArgumentParser:
         several = _command(add(name, help=text), commands.run_table)
         several.set_defaults(jobs=jobs)
         _table_options(several, scale)
-    short = _command(add("precision", help="bfloat16 weights with each way of rounding"), commands.precision_runs)
+    short = _command(
+        add("precision", help="weights and momentum in fewer bits"),
+        commands.precision_runs,
+    )
     short.add_argument("--render", action="store_true", help="write docs/precision.md's tables and figure, run nothing")
     _command(add("reproduce", help="everything that is missing, two processes at a time"), commands.reproduce)
 

@@ -109,22 +109,23 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 
 def precision_runs(arguments: argparse.Namespace) -> int:
-    """Run what is missing of the experiment on bfloat16 weights in this one process, or show what is there."""
-    from lab import precision
+    """Run what is missing of the experiments on precision in this one process, or show what is there."""
+    from lab import momentum, precision
 
     folder = arguments.records or RECORDS
     if arguments.render:
         docs = Path(__file__).parents[1] / "docs"
         precision.render(records.read(folder, precision.SCALE.name), docs / "precision.md", docs / "precision.png")
+        momentum.render(records.read(folder), docs / "precision.md")
         return 0
     torch.set_num_threads(1)
     corpus, cache = _corpus(arguments), _cache(arguments)
     if corpus.name != "debian":
         print("Without the corpus there is nothing to run.")
         return 2
-    recorded = records.read(folder, precision.SCALE.name)
-    missing = [job for job in precision.jobs() if records.find(job, recorded) is None]
-    print(f"{len(precision.jobs())} runs, {len(missing)} of them to be done.", flush=True)
+    jobs, recorded = [*precision.jobs(), *momentum.jobs()], records.read(folder)
+    missing = [job for job in jobs if records.find(job, recorded) is None]
+    print(f"{len(jobs)} runs, {len(missing)} of them to be done.", flush=True)
     for job in missing:
         show = Shown(job, cache, bar=True, tensorboard=False)
         with show:

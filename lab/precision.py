@@ -39,20 +39,23 @@ BEGIN, END = "<!-- from the records: python -m lab precision --render -->\n", "<
 
 @dataclass(frozen=True)
 class PrecisionJob(Job):
-    """A run of row O from scratch or, on one domain of the text, from what the float32 run of its seed has learned."""
+    """A run of a row from scratch or, on one domain of the text, from what the float32 run of its seed has learned."""
 
     rounding: str | None = None  # of bfloat16 weights; None: float32
     domain: str | None = None  # None: from scratch, on all of the text
+    momentum: str = "float32"  # its format, in a row that has one
 
     @property
     def name(self) -> str:
         """A name for files."""
         kind = [self.domain] if self.domain else []
-        return "-".join([super().name, *kind, self.rounding or "float32"])
+        format = [f"{self.momentum}-momentum"] if self.settings.beta1 else []
+        return "-".join([super().name, *kind, self.rounding or "float32", *format])
 
     def config(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        return {**super().config(), "rounding": self.rounding, "domain": self.domain}
+        found = {**super().config(), "rounding": self.rounding, "domain": self.domain}
+        return found | {"momentum": self.momentum} if self.settings.beta1 else found
 
 
 def jobs(scale: Scale = SCALE, domain: str = TUNING_DOMAIN, corpus: str = "debian") -> list[PrecisionJob]:
@@ -128,6 +131,8 @@ class PrecisionTrainer(Trainer):
             lr_decay=None,
             on_nonfinite="ignore",
             rounding=job.rounding or "nearest",
+            beta1=job.settings.beta1,
+            momentum_dtype=job.momentum,
             seed=job.seed,
         )
 
@@ -197,20 +202,21 @@ def _loss_table(runs: dict[str | None, list[Record]], title: str) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     base = {record["config"]["seed"]: record["dev_loss"] for record in runs[None]}
     before = [record["initial_loss"] for record in runs[None]]
-    lines += [f"| before | {_spread(before)} | | | |"] if before else []
+    lines += [f"| before | {spread(before)} | | | |"] if before else []
     for rounding, records in runs.items():
         if records:
             losses = [record["dev_loss"] for record in records]
             gaps = [r["dev_loss"] - base[r["config"]["seed"]] for r in records if r["config"]["seed"] in base]
-            cells = [label(rounding), _spread(losses)]
-            cells.append(_spread(gaps, signed=True) if rounding and gaps else "")
+            cells = [label(rounding), spread(losses)]
+            cells.append(spread(gaps, signed=True) if rounding and gaps else "")
             cells.append(f"{100 * mean(r['unchanged'] for r in records):.1f} %")
             cells.append(f"{100 * mean(r['distance'] for r in records):.1f} %")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _spread(values: list[float], signed: bool = False) -> str:
+def spread(values: list[float], signed: bool = False) -> str:
+    """The mean of seeds and, of more than one, their deviation."""
     middle = f"{mean(values):+.3f}".replace("-", "−") if signed else f"{mean(values):.3f}"
     return f"{middle} ± {stdev(values):.3f}" if len(values) > 1 else middle
 

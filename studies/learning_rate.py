@@ -50,15 +50,15 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 class GPT(nn.Module):
-    """Bytes in, logits of the next byte out: three layers of width 96."""
+    """Bytes in, logits of the next byte out: three layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 96) -> None:
         """Torch's own layers, with the norm first."""
         super().__init__()
-        self.bytes, self.positions = nn.Embedding(256, 96), nn.Embedding(LENGTH, 96)
-        layer = nn.TransformerEncoderLayer(96, 4, 384, dropout=0.0, batch_first=True, norm_first=True)
+        self.bytes, self.positions = nn.Embedding(256, width), nn.Embedding(LENGTH, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-        self.norm, self.head = nn.LayerNorm(96), nn.Linear(96, 256, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
         self.mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
 
     def forward(self, pieces: Tensor) -> Tensor:
@@ -145,13 +145,19 @@ def measured(losses: Mapping[str, Loss], model: nn.Module) -> dict[str, float]:
     return {name: round(float(loss(model)), 4) for name, loss in losses.items()}
 
 
+def learned(text: Tensor, width: int = 96) -> GPT:
+    """The model that fine-tuning starts from."""
+    torch.manual_seed(0)
+    model = GPT(width)
+    train(model, Adafactor(model.parameters()), partial(text_loss, text, BATCH), range(BEFORE))
+    return model
+
+
 def finetuning() -> Iterator[tuple[str, str, dict[str, float]]]:
     """The losses on old and new text after each optimizer and step size; first of all, before any of them."""
     data = texts()
     losses = {name: partial(text_loss, held, 128, 0) for name, (_, held) in data.items()}
-    torch.manual_seed(0)
-    start = GPT()
-    train(start, Adafactor(start.parameters()), partial(text_loss, data["old"][0], BATCH), range(BEFORE))
+    start = learned(data["old"][0])
     yield "before", "", measured(losses, start)
     for (name, make), rate, seed in product(OPTIMIZERS.items(), RATES, range(SEEDS)):
         model = copy.deepcopy(start)

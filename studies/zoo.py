@@ -198,7 +198,7 @@ ZOO = {
 
 def gain(p: Tensor) -> float:
     """How many numbers of a tensor there are to one of its second moment; 1 if it is not factored."""
-    state = states.new_state(p, states.factoring_of(p, Settings()), Settings())
+    state = states.new_state(p, states.factoring_of(p, Settings()), Settings(), "p")
     kept: int = sum(value.numel() for key, value in state.items() if key != "step")
     return p.numel() / kept
 

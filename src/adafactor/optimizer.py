@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, overload
 
 import torch
@@ -16,7 +16,7 @@ from adafactor.check import selftest_cache
 from adafactor.core import checkpoint, dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents
-from adafactor.core.contract import Executor, Fallback, Parameter, Unit
+from adafactor.core.contract import Parameter, Unit
 from adafactor.core.gather import Buckets
 from adafactor.core.grad_scaler import Scaling
 from adafactor.core.record import Record, entries_of, slices_of
@@ -186,7 +186,7 @@ class Adafactor(Optimizer):
         self.backend = backend
         self._settings = CheckedGroups()
         before: Buckets | None = getattr(self, "_buckets", None)  # of an optimizer that a state is loaded into
-        self._buckets = Buckets(_prepare, Shard.of, Ranks, before)
+        self._buckets = Buckets(partial(kernels.prepare, doubt=_doubt), Shard.of, Ranks, before)
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Adafactor(Optimizer):
         return True
 
     def report(self) -> list[Record]:
-        """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
+        """One record per parameter, or per slice: RMS(U), clip rate, step size and more of the last step (§5, §6).
 
         On a device other than the CPU this is where the host waits. Each report resets the clip rate.
         """
@@ -377,10 +377,6 @@ class Adafactor(Optimizer):
 
 def _warn_of_momentum() -> None:
     warn("the keyword `momentum` is called `momentum_of` now: momentum is a number to schedulers", DeprecationWarning)
-
-
-def _prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
-    return kernels.prepare(parameters, backend, _doubt)
 
 
 def _doubt(backend: str, parameter: Parameter) -> str | None:

@@ -1,6 +1,7 @@
 """torch.distributed.checkpoint: saved under one sharding, continued under another as if nothing had happened.
 
-`python -m tests.distributed.checkpoints`, under torchrun, is one link of a chain of runs on different numbers of ranks.
+`python -m tests.distributed.checkpoints`, under torchrun, is one link of a chain of runs on different numbers of ranks;
+with a format in MOMENTUM, that of a momentum in 8 or 16 bits.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from tests.distributed.models import WORDS, Net, by_columns, fsdp, tensor_parall
 from tests.distributed.placements import errors, everywhere, whole
 
 SAVED, LAST = 3, 6
+FORMAT = os.environ.get("MOMENTUM", "float32")
 KEYWORDS = {"beta1": 0.9, "lr": 0.05}  # momentum is state as large as the parameters
 
 
-def make(how: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, Adafactor]:
-    """A model under some sharding, and its optimizer."""
+def make(how: str, dtype: torch.dtype, seed: int = 0, momentum: str = FORMAT) -> tuple[nn.Module, Adafactor]:
+    """A model under some sharding, and its optimizer; large enough for the format of the momentum."""
     torch.manual_seed(seed)
-    model: nn.Module = Net(even=True).to(dtype)
+    model: nn.Module = (Net(even=True) if momentum == "float32" else Net(True, width=256, inner=512)).to(dtype)
     size = dist.get_world_size()
     if how == "FSDP2":
         model = fsdp(init_device_mesh("cpu", (size,)))(model)
@@ -47,7 +49,7 @@ def make(how: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, Adafac
     elif how == "FSDP2 × TP":
         mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "model"))
         model = fsdp(mesh["data"])(tensor_parallel(mesh["model"])(model))
-    return model, Adafactor(model.named_parameters(), **KEYWORDS)  # type: ignore[arg-type]
+    return model, Adafactor(model.named_parameters(), momentum_dtype=momentum, **KEYWORDS)  # type: ignore[arg-type]
 
 
 def train(model: nn.Module, optimizer: Adafactor, steps: range) -> list[list[Tensor]]:
@@ -75,9 +77,9 @@ def load(model: nn.Module, optimizer: Adafactor, folder: str) -> None:
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
 
 
-def uninterrupted(dtype: torch.dtype) -> tuple[list[Tensor], list[list[Tensor]]]:
+def uninterrupted(dtype: torch.dtype, momentum: str = FORMAT) -> tuple[list[Tensor], list[list[Tensor]]]:
     """Where one process starts, and how it goes."""
-    model, optimizer = make("plain", dtype)
+    model, optimizer = make("plain", dtype, momentum=momentum)
     starts = [p.detach().clone() for p in model.parameters()]
     return starts, train(model, optimizer, range(LAST))
 
@@ -87,16 +89,16 @@ def kinds(optimizer: Adafactor) -> set[str]:
     return {str(v.dtype) for state in optimizer.state.values() for key, v in state.items() if key != "step"}
 
 
-def moved(first: str, second: str, dtype: torch.dtype) -> dict[str, Any]:
+def moved(first: str, second: str, dtype: torch.dtype, momentum: str = FORMAT) -> dict[str, Any]:
     """Save under one sharding, load under another into a model of other weights, go on."""
     folder = everywhere(tempfile.mkdtemp())[0]
-    model, optimizer = make(first, dtype)
+    model, optimizer = make(first, dtype, momentum=momentum)
     train(model, optimizer, range(SAVED))
     save(model, optimizer, folder)
-    other, resumed = make(second, dtype, seed=1)
+    other, resumed = make(second, dtype, seed=1, momentum=momentum)
     load(other, resumed, folder)
     path = train(other, resumed, range(SAVED, LAST))
-    starts, reference = uninterrupted(dtype)
+    starts, reference = uninterrupted(dtype, momentum)
     return {"error": max(errors(path[-1], starts, reference)), "dtypes": sorted(kinds(resumed))}
 
 
@@ -149,14 +151,17 @@ def main() -> None:
     """One link: `HOW FIRST LAST LOAD SAVE` continues to step LAST, and dies there first if DIE is set."""
     how, first, last, before, after = sys.argv[1:]
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    model, optimizer = make(how, torch.float32, seed=int(first))
+    dtype = (
+        torch.float32 if FORMAT == "float32" else torch.float64
+    )  # where the momentum's rounding is the same anywhere
+    model, optimizer = make(how, dtype, seed=int(first))
     if before != "-":
         load(model, optimizer, before)
     path = train(model, optimizer, range(int(first), int(last)))
     if os.environ.get("DIE") == str(dist.get_rank()):
         os.kill(os.getpid(), 9)  # between two checkpoints
     save(model, optimizer, after)
-    starts, reference = uninterrupted(torch.float32)
+    starts, reference = uninterrupted(dtype)
     if dist.get_rank() == 0:
         result = max(errors(path[-1], starts, reference[: int(last)]))
         (Path(after) / "error.json").write_text(json.dumps(result))

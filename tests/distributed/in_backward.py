@@ -301,6 +301,9 @@ def under_fsdp(size: int) -> Iterator[tuple[str, Any]]:
     yield "micro-batches, synchronised each", equal(wrap(line), micro=2, sync=True, accumulate=2)
     yield "checkpoint", equal(wrap(line), prepare=recompute(False))
     yield "uneven", equal(fsdp(line), net=Net)
+    for momentum in ("bfloat16", "int8"):
+        keywords = {"beta1": 0.9, "momentum_dtype": momentum, "backend": "eager"}
+        yield f"{momentum} momentum", equal(fsdp(line), net=lambda: Net(True, width=256, inner=512), keywords=keywords)
     if not FAST:
         yield "float64, momentum", equal(wrap(line), dtype=torch.float64, keywords={"beta1": 0.9})
         yield "eager", equal(wrap(line), keywords={"backend": "eager"})

@@ -46,12 +46,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Small, with sizes that two or four ranks cut unevenly or leave nobody a part of, and even ones where asked."""
 
-    def __init__(self, even: bool = False):
+    def __init__(self, even: bool = False, width: int = WIDTH, inner: int | None = None):
         """Even sizes suit tensor parallel, whose activations are cut too."""
         super().__init__()
-        inner = 8 if even else 7
-        self.embed, self.block = nn.Embedding(WORDS, WIDTH), Block(WIDTH, inner)
-        self.conv, self.head = nn.Conv1d(WIDTH, 3, 2), nn.Linear(WIDTH, 2 if even else 1)
+        self.embed, self.block = nn.Embedding(WORDS, width), Block(width, inner or (8 if even else 7))
+        self.conv, self.head = nn.Conv1d(width, 3, 2), nn.Linear(width, 2 if even else 1)
 
     def forward(self, ids: Tensor) -> Tensor:
         """(B, T) ids to a loss per sentence."""

@@ -56,11 +56,12 @@ def compare_with_separate_parameters(
                     one.grad = None if part is None else part.detach()
             ours.step()
             theirs.step()
+        reports = ours.report(), theirs.report()
     for x, ones in zip(stacks, apart, strict=True):
         assert torch.equal(x.nan_to_num(7), joined(ones, x).nan_to_num(7))
         for key, value in ours.state[x].items():
             assert torch.equal(value, joined([theirs.state[one][key] for one in ones], x)), key
-    for mine, other in zip(ours.report(), theirs.report(), strict=True):
+    for mine, other in zip(*reports, strict=True):
         assert repr(replace(mine, name="")) == repr(replace(other, name=""))  # NaN is NaN in text
     return ours, theirs
 
@@ -77,8 +78,8 @@ def interleaved(x: Tensor) -> Tensor:
 def test_a_stack_steps_as_its_slices_would_alone(data: st.DataObject) -> None:
     one_of = st.sampled_from
     dtype = data.draw(one_of([torch.float32, torch.bfloat16, torch.float64]))
-    size = st.integers(1, 5)
-    shapes = data.draw(st.lists(st.lists(size, min_size=1, max_size=4).map(tuple), min_size=1, max_size=3))
+    size, most = st.integers(1, 3 if inside.INTERPRETED else 5), 1 if inside.INTERPRETED else 3
+    shapes = data.draw(st.lists(st.lists(size, min_size=1, max_size=4).map(tuple), min_size=1, max_size=most))
     is_long = min(map(len, shapes)) > 2  # each slice has two axes to name
     keywords = {
         "factored": data.draw(one_of(["outer", "row", "column", False])),
@@ -93,7 +94,8 @@ def test_a_stack_steps_as_its_slices_would_alone(data: st.DataObject) -> None:
         "on_nonfinite": "skip",
     }
     tensors = [normal(shape, i, dtype) for i, shape in enumerate(shapes)]
-    is_interleaved = data.draw(st.booleans())  # the slices lie between each other in memory
+    # the slices lie between each other in memory, where Triton leaves some to eager PyTorch
+    is_interleaved = not inside.INTERPRETED and data.draw(st.booleans())
     if is_interleaved:
         tensors = list(map(interleaved, tensors))
     grads: list[list[Tensor | None]] = []
@@ -318,3 +320,14 @@ def test_writing_to_the_stack_between_steps_counts() -> None:
             stack[1] *= 3
             alone[1] *= 3
     assert torch.equal(stack, torch.stack(alone))
+
+
+def test_what_users_put_into_the_state_stays() -> None:
+    p = torch.ones(3, 4, 5, requires_grad=True)
+    optimizer = Adafactor([p], per_slice=True)
+    optimizer.state[p].update(note="mine", norm=torch.tensor(2.0), table=torch.ones(2, 7))
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert optimizer.state[p]["note"] == "mine" and optimizer.state[p]["norm"] == 2
+    assert optimizer.state[p]["step"].tolist() == [2, 2, 2]

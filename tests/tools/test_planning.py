@@ -27,13 +27,17 @@ from adafactor.planning.models import Weight, llama
 from studies.plan import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes
 from tests import inside
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch:RuntimeWarning")
 ROOT = Path(__file__).parents[2]
 HERE = [key for key in SETTINGS if key not in NOT_HERE]
 MODELS = {
     "vectors, matrices, a scalar": [(7,), (12, 5), (), (1, 9), (9, 1), (5000,)],
     "convolutions": [(16, 3, 3, 3), (16,), (32, 16, 1, 1), (8, 4, 5)],
     "a Llama": list(llama(2, 16, 40, 8, 300, tied=False)),
+    "large and odd ones": [(40, 200), (30, 17, 3, 3), (3, 20, 130), (8000, 4), (1, 5000), (5000, 1)],
 }
+ROUNDED = [f"adafactor-{weights}-momentum-{format}" for weights in ("float32", "stochastic") for format in
+           ("bfloat16", "int8")]  # fmt: skip
 
 
 def model() -> nn.Module:
@@ -129,7 +133,8 @@ def test_the_compiled_step_lays_out_as_many_vectors_as_the_plan_says(shape: tupl
 
 
 @pytest.mark.slow
-def test_each_device_has_what_fsdp2_gives_the_first_rank() -> None:
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+def test_each_device_has_what_fsdp2_gives_the_first_rank(format: str) -> None:
     """Under a process group that only pretends to have other ranks; uneven shards, and more ranks than rows."""
     script = """
 import torch, torch.distributed as dist
@@ -140,21 +145,24 @@ from adafactor import Adafactor
 from tests.tools.test_planning import cut_model
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 model = fully_shard(cut_model(), mesh=init_device_mesh("cpu", (4,)))
-optimizer = Adafactor(model.parameters(), beta1=0.9)
+optimizer = Adafactor(model.parameters(), beta1=0.9, momentum_dtype=FORMAT)
 local = lambda t: getattr(t, "to_local", lambda: t)().nbytes
 print(sum(local(p) for p in model.parameters()), sum(local(v) for s in optimizer.state.values() for v in s.values()))
 """
-    child = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    words = [sys.executable, "-W", "ignore", "-c", script.replace("FORMAT", repr(format))]
+    child = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     weights, state = map(int, child.stdout.split())
-    line = plan(cut_model(), shards=4).line("adafactor-float32-momentum").device
+    key = "adafactor-float32-momentum" + ("" if format == "float32" else f"-{format}")
+    line = plan(cut_model(), shards=4).line(key).device
     assert line is not None
     assert (line.weights, line.gradients) == (weights, weights)
     assert line.statistics + line.momentum == state
 
 
 def cut_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(10, 7), nn.Conv2d(6, 5, 3), nn.LayerNorm(3), nn.Embedding(33, 8))
+    small = nn.Linear(10, 7), nn.Conv2d(6, 5, 3), nn.LayerNorm(3), nn.Embedding(33, 8)
+    return nn.Sequential(*small, nn.Linear(200, 30))
 
 
 def test_a_device_has_its_share_and_what_cannot_be_sharded_says_so() -> None:
@@ -179,7 +187,7 @@ def test_a_budget_says_which_settings_fit_and_what_is_left() -> None:
     line = result.line("adafactor-backward")
     assert line.left(16 * 2**30) == 16 * 2**30 - line.whole.total
     assert (
-        "13 of 16 settings fit in 16.0 GiB. Take adafactor, float32 (3.79 GiB left for activations)." in result.advice
+        "17 of 20 settings fit in 16.0 GiB. Take adafactor, float32 (3.79 GiB left for activations)." in result.advice
     )
 
 
@@ -370,7 +378,7 @@ def test_so_is_that_of_the_other_adamws(adamw: str) -> None:
 KEYS = ["adafactor-float32", "adafactor-bfloat16", "adafactor-stochastic", "adafactor-kahan"]
 
 
-@pytest.mark.parametrize("key", [*KEYS, "adafactor-float32-momentum", "adafactor-stochastic-momentum"])
+@pytest.mark.parametrize("key", [*KEYS, "adafactor-float32-momentum", "adafactor-stochastic-momentum", *ROUNDED])
 def test_a_step_on_a_device_holds_as_much_as_the_plan_says(key: str) -> None:
     """On the meta device: no numbers, but the tensors of a step as a GPU would have them, each of several blocks."""
     with torch.device("meta"):

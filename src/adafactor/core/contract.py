@@ -69,6 +69,9 @@ class Shard(Protocol):
     def counts_row(self) -> bool:
         """Whether this rank's copy of R, of those on several ranks, counts for mean(R)."""
 
+    def row_sums(self, rows: Tensor | None, row: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """This rank's means of G² and its Rₜ₋₁, added up over the rows; None where a rank has R whole."""
+
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ), of means of G² and Rₜ₋₁; None where a rank has R whole."""
 

@@ -66,8 +66,10 @@ def zeros(p: DTensor, without: Sequence[int], dtype: torch.dtype) -> Tensor:
     return _whole(torch.zeros(local_shape, dtype=dtype, device=part.device), p, shape, placements)
 
 
-def zero_scales(p: DTensor, blocks: Blocks) -> Tensor:
-    """The scales of an int8 momentum, cut as `p` is."""
+def zero_scales(p: DTensor, blocks: Blocks, name: str) -> Tensor:
+    """The scales of an int8 momentum, cut as `p` is; where that would divide blocks, all ranks raise alike."""
+    from torch.distributed.tensor import Replicate
+
     ranks = 1
     for k, place in enumerate(p.placements):
         cut = cut_axis(place)
@@ -75,13 +77,15 @@ def zero_scales(p: DTensor, blocks: Blocks) -> Tensor:
             ranks *= p.device_mesh.size(k)
             if cut > blocks.axis or p.shape[cut] % (ranks * blocks.length):
                 raise ValueError(
-                    f"a parameter of shape {tuple(p.shape)} is sharded along axis {cut}, within blocks of an int8 "
-                    f"momentum, which are {blocks.length} indices along axis {blocks.axis}: keep its momentum in "
-                    'bfloat16, for example with rules={"its.name": {"momentum_dtype": "bfloat16"}}'
+                    f"{name} of shape {tuple(p.shape)} is sharded along axis {cut} over {ranks} ranks, within blocks "
+                    f"of an int8 momentum, which are {blocks.length} indices along axis {blocks.axis}: keep its "
+                    f"momentum in bfloat16, for example with rules={{{name!r}: {{'momentum_dtype': 'bfloat16'}}}}"
                 )
     part = p.to_local()
     flat = torch.zeros(scale_shape(tuple(part.shape), blocks), dtype=torch.float32, device=part.device)
-    return _whole(flat, p, scale_shape(tuple(p.shape), blocks), p.placements)
+    # an axis behind the blocks is still whole, on a mesh of one rank; the scales do not have it
+    places = [Replicate() if (cut_axis(place) or 0) > blocks.axis else place for place in p.placements]
+    return _whole(flat, p, scale_shape(tuple(p.shape), blocks), places)
 
 
 def _whole(part: Tensor, p: DTensor, shape: tuple[int, ...], placements: Sequence[Placement]) -> Tensor:

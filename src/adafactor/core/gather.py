@@ -155,7 +155,7 @@ class Buckets:
             one = replace(
                 whole, x=x, factoring=factoring, settings=s, name=name, number=whole.number + place, shard=None
             )
-            one.state = {key: value[i] if isinstance(value, Tensor) else value for key, value in whole.state.items()}
+            one.state = {key: value[i] for key, value in whole.state.items() if _is_stacked(value, whole.x)}
             one.metrics = self.metrics_of(whole.p, place)
             one.form = known[i].form if len(known) == len(whole.x) else None
             slices.append(one)
@@ -178,6 +178,11 @@ class Buckets:
                     "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
                     "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
                 )
+
+
+def _is_stacked(value: object, x: Tensor) -> bool:
+    """Whether a state's entry has a slice for each of X; users may have put others beside those."""
+    return isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]
 
 
 def _has_stepped(state: Mapping[str, Any]) -> bool:

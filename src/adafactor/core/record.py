@@ -21,7 +21,7 @@ class Record:
     """The metrics of one parameter, of the last step unless said otherwise; NaN before the first step.
 
     Attributes:
-        name: as given to the optimizer; without names, the parameter's number.
+        name: as given to the optimizer; without names, the parameter's number. With `per_slice`, `name[i]`.
         shape: of the parameter, whole also where it is sharded.
         rms_update: RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment.
         clip_rate: the share of steps since the last report in which the update was clipped (§6).

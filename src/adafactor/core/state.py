@@ -35,7 +35,7 @@ def is_sliced(p: Tensor, settings: Settings) -> bool:
     return settings.per_slice and is_stack(tuple(p.shape))
 
 
-def new_state(p: Tensor, factoring: Factoring, settings: Settings) -> State:
+def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) -> State:
     """Make the state of a parameter that has taken no step."""
     dtype = statistics_dtype(p.dtype)
     state = {"step": _new_count(p, settings)}
@@ -46,7 +46,7 @@ def new_state(p: Tensor, factoring: Factoring, settings: Settings) -> State:
             state[key] = dtensor.zeros(p, [factoring.summed_axis(key)], dtype)
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
-    _add_missing(state, p, factoring, settings)
+    _add_missing(state, p, factoring, settings, name)
     return {key: value.detach() for key, value in state.items()}
 
 
@@ -60,11 +60,11 @@ def _new_count(p: Tensor, settings: Settings) -> Tensor:
 def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
     if not state:
-        state.update(new_state(p, factoring, settings))
+        state.update(new_state(p, factoring, settings, name))
     check_count(state, p, settings, name)
     check_shapes(state, factoring, settings, name)
-    _convert_momentum(state, p, factoring, settings)
-    _add_missing(state, p, factoring, settings)
+    _convert_momentum(state, p, factoring, settings, name)
+    _add_missing(state, p, factoring, settings, name)
     # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
     dtypes = {"step": STEP_DTYPE, "compensation": p.dtype, "momentum": momentum.float_dtype(p, settings)}
     dtypes |= {"momentum_int8": torch.int8, "momentum_scale": torch.float32}
@@ -74,39 +74,41 @@ def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings,
             state[key] = value.to(p.device, wanted)
 
 
-def _convert_momentum(state: State, p: Tensor, factoring: Factoring, settings: Settings) -> None:
+def _convert_momentum(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Bring the momentum from int8 to floating-point numbers or back, if the settings say so; rounded to nearest."""
     blocks = momentum.blocks_of(factoring, settings)
     if (blocks is None) == ("momentum_int8" not in state) or not state.keys() & set(momentum.KEYS):
         return
+    new = _new_momentum(p, factoring, settings, name)  # where the shards do not allow it, the old one stays
     old = [dtensor.local(state.pop(key)) for key in momentum.KEYS if key in state]
-    _add_missing(state, p, factoring, settings)
     if blocks is None:
         was = momentum.blocks_of(factoring, replace(settings, momentum_dtype="int8"))
         assert was is not None
-        dtensor.local(state["momentum"]).copy_(momentum.decode(old[0], old[1], was))
+        values: tuple[Tensor, ...] = (momentum.decode(old[0], old[1], was),)
     else:
-        for key, new in zip(momentum.KEYS[1:], momentum.encode(old[0], blocks, None), strict=True):
-            dtensor.local(state[key]).copy_(new)
+        values = momentum.encode(old[0], blocks, None)
+    for kept, value in zip(new.values(), values, strict=True):
+        dtensor.local(kept).copy_(value)
+    state.update(new)
 
 
-def _add_missing(state: State, p: Tensor, factoring: Factoring, settings: Settings) -> None:
+def _add_missing(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Buffers that a setting needs, also one that was switched on in mid-run."""
     if settings.beta1 and not state.keys() & set(momentum.KEYS):
-        blocks = momentum.blocks_of(factoring, settings)
-        if blocks is None:
-            state["momentum"] = torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach()
-        else:
-            state["momentum_int8"] = torch.zeros_like(p, dtype=torch.int8).detach()
-            state["momentum_scale"] = _zero_scales(p, blocks)
+        state.update(_new_momentum(p, factoring, settings, name))
     if settings.rounding == "kahan" and p.dtype in SIXTEEN_BIT and "compensation" not in state:
         state["compensation"] = torch.zeros_like(p).detach()
 
 
-def _zero_scales(p: Tensor, blocks: momentum.Blocks) -> Tensor:
+def _new_momentum(p: Tensor, factoring: Factoring, settings: Settings, name: str) -> State:
+    blocks = momentum.blocks_of(factoring, settings)
+    if blocks is None:
+        return {"momentum": torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach()}
     if dtensor.is_sharded(p):
-        return dtensor.zero_scales(p, blocks)
-    return torch.zeros(momentum.scale_shape(tuple(p.shape), blocks), dtype=torch.float32, device=p.device)
+        scale = dtensor.zero_scales(p, blocks, name)
+    else:
+        scale = torch.zeros(momentum.scale_shape(tuple(p.shape), blocks), dtype=torch.float32, device=p.device)
+    return {"momentum_int8": torch.zeros_like(p, dtype=torch.int8).detach(), "momentum_scale": scale}
 
 
 def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin | None = None) -> Origin:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 
 from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
+from adafactor.core.momentum import blocks_of, scale_shape
+from adafactor.core.settings import Settings
 from adafactor.kernels import memory_order
 from adafactor.kernels.eager.blocks import BLOCK_DEVICE, ROUNDED
 from adafactor.planning.models import Model, Shape
@@ -31,6 +33,9 @@ BLOCK_BYTES = {
     (SHORT, "stochastic"): 32,
     (SHORT, "kahan"): 19,
 }
+# the same where the momentum is rounded, by the rounding of the weights and the momentum's format
+MOMENTUM_BYTES = {("nearest", "bfloat16"): 36, ("nearest", "int8"): 32, ("stochastic", "bfloat16"): 36}
+MOMENTUM_BYTES |= {("stochastic", "int8"): 36}
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Setting:
     optimizer: str
     dtype: torch.dtype  # of the weights and their gradients
     master: bool = False  # a float32 copy of the weights, which is what the optimizer steps
-    momentum: bool = False  # of ours, as the next two; AdamW has it anyway
+    momentum: str | None = None  # its format; of ours, as the next two; AdamW has it anyway
     rounding: str = "nearest"
     in_backward: bool = False  # a gradient is freed as soon as its parameter has stepped
 
@@ -112,7 +117,9 @@ class Setting:
         """The setting in words."""
         words = [self.optimizer, "mixed precision" if self.master else str(self.dtype).removeprefix("torch.")]
         words += [self.rounding] * (self.rounding != "nearest")
-        return ", ".join(words + ["momentum"] * self.momentum + ["in backward"] * self.in_backward)
+        formats = {None: [], "float32": ["momentum"]}
+        words += formats.get(self.momentum, [f"{self.momentum} momentum"])
+        return ", ".join(words + ["in backward"] * self.in_backward)
 
     @property
     def unsharded(self) -> str:
@@ -125,6 +132,7 @@ class Setting:
             return ()
         rounding = "" if self.rounding == "nearest" else f', rounding="{self.rounding}"'
         momentum = ", beta1=0.9" if self.momentum else ""
+        momentum += f', momentum_dtype="{self.momentum}"' if self.momentum in ("bfloat16", "int8") else ""
         lora = f'peft.get_peft_model(model, peft.LoraConfig(r={situation.lora}, target_modules="all-linear"))'
         lines = {
             f"model = {lora}": situation.lora > 0,
@@ -264,15 +272,17 @@ def _ours(setting: Setting, shards: Sequence[Shard], situation: Situation) -> By
         temporary = (sum if any(whole != part for whole, part in shards) else max)(map(compiled_vectors, shards))
     else:
         element, longest = BLOCK_BYTES[setting.dtype, setting.rounding], BLOCK_DEVICE // ROUNDED
-        if setting.rounding == "nearest":
+        if setting.momentum in ("bfloat16", "int8"):
+            element = MOMENTUM_BYTES[setting.rounding, setting.momentum]
+        elif setting.rounding == "nearest":
             longest = BLOCK_DEVICE
-            element += FLOAT.itemsize * setting.momentum  # where a step is taken, and zeros where it is not
+            element += FLOAT.itemsize * bool(setting.momentum)  # where a step is taken, and zeros where it is not
         largest = max(prod(part) for _, part in shards)
         block = max(min(largest, BLOCK_DEVICE) * FLOAT.itemsize, min(largest, longest) * element)  # sums; the last pass
         temporary = block + 3 * 8 * statistics
     return Bytes(
         statistics=statistics * FLOAT.itemsize + STEP_DTYPE.itemsize * len(shards),
-        momentum=count * FLOAT.itemsize if setting.momentum else 0,
+        momentum=sum(_our_momentum(setting.momentum, shard) for shard in shards) if setting.momentum else 0,
         rounding=count * setting.dtype.itemsize if setting.rounding == "kahan" else 0,
         temporary=temporary,
     )
@@ -284,6 +294,17 @@ def _our_statistics(shard: Shard) -> int:
     if isinstance(factoring, Factored):
         return prod(drop(shard.part, factoring.col_axis)) + prod(drop(shard.part, factoring.row_axis))
     return prod(shard.part)
+
+
+def _our_momentum(format: str, shard: Shard) -> int:
+    """The bytes on one device; the whole shape decides whether int8 is used, and the blocks."""
+    count = prod(shard.part)
+    if format == "bfloat16":
+        return count * SHORT.itemsize
+    blocks = blocks_of(find_factoring(shard.whole, "outer"), Settings(momentum_dtype=format))
+    if blocks is None:
+        return count * FLOAT.itemsize
+    return count + FLOAT.itemsize * prod(scale_shape(shard.part, blocks))
 
 
 def compiled_vectors(shard: Shard) -> int:
@@ -319,11 +340,18 @@ SETTINGS = {
         Setting("transformers-float32", TRANSFORMERS, FLOAT),
         Setting("transformers-bfloat16", TRANSFORMERS, SHORT),
         Setting("adafactor-float32", OURS, FLOAT),
-        Setting("adafactor-float32-momentum", OURS, FLOAT, momentum=True),
+        Setting("adafactor-float32-momentum", OURS, FLOAT, momentum="float32"),
+        Setting("adafactor-float32-momentum-bfloat16", OURS, FLOAT, momentum="bfloat16"),
+        Setting("adafactor-float32-momentum-int8", OURS, FLOAT, momentum="int8"),
         Setting("adafactor-bfloat16", OURS, SHORT),
         Setting("adafactor-stochastic", OURS, SHORT, rounding="stochastic"),
-        Setting("adafactor-stochastic-momentum", OURS, SHORT, rounding="stochastic", momentum=True),
+        Setting("adafactor-stochastic-momentum", OURS, SHORT, momentum="float32", rounding="stochastic"),
+        Setting("adafactor-stochastic-momentum-bfloat16", OURS, SHORT, momentum="bfloat16", rounding="stochastic"),
+        Setting("adafactor-stochastic-momentum-int8", OURS, SHORT, momentum="int8", rounding="stochastic"),
         Setting("adafactor-kahan", OURS, SHORT, rounding="kahan"),
         Setting("adafactor-backward", OURS, SHORT, rounding="stochastic", in_backward=True),
+        Setting(
+            "adafactor-backward-momentum-int8", OURS, SHORT, momentum="int8", rounding="stochastic", in_backward=True
+        ),
     )
 }

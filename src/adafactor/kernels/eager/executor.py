@@ -242,7 +242,9 @@ class Executor:
             decay = 1 - (1 - decay) * self._mask.to(self._wide)
         scales, rates, decays, weights = map(self._entries, (scale, rate, decay, weight))
         of_gradient = s.momentum_of == "gradient"
-        for i, block in self._blocks(self._members[0].rounding):
+        # random numbers take as much room for the momentum as for X
+        how = "stochastic" if any(self._is_rounded) else self._members[0].rounding
+        for i, block in self._blocks(how):
             change = update(i, block).mul_(scales[i])  # last: α·r alone may leave float32
             if s.beta1 and not of_gradient:
                 m = self._average(i, block, change, weights[i])

@@ -1,0 +1,205 @@
+"""What the format of the momentum does to a result; two tables of docs/precision.md.
+
+    python -m studies.momentum            # what is missing of the record; about a quarter of an hour on one core
+    python -m studies.momentum --tables   # put the tables of the committed record into the document; run nothing
+
+The tasks are those of `studies.learning_rate`, each at a step size that is good for it there: a GPT is fine-tuned, and
+a network learns to tell the noise from drawings. Both are wider here: in a tensor of less than 4,096 elements, or of
+less than 128 in a row, the momentum is float32 whatever is asked for. AdamW 8-bit is torchao's, without its compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import product
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from adafactor import Adafactor
+from adafactor.core.momentum import BLOCK, Blocks, decode, encode, to_bfloat16
+from lab.files import put_between, write_text
+from lab.results import STUDENT
+from studies import learning_rate as tasks
+
+RECORD = Path(__file__).parent / "results" / "momentum.json"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "precision.md"
+SEEDS = 5
+RATES = {"fine-tuning": 1e-3, "diffusion": 3e-3}
+WIDTHS = {"fine-tuning": 128, "diffusion": 32}
+SIZES = (64, 128, 256)  # of blocks
+BLOCKS_WIDTH, BLOCKS_STEPS = 256, 100  # of the training whose momenta are rounded with each
+
+Run = dict[str, Any]
+
+
+def ours(**keywords: Any) -> Callable[[nn.Module, float], Optimizer]:
+    """Adafactor with absolute steps and these keywords."""
+    return lambda model, lr: Adafactor(model.parameters(), lr=lr, relative=False, lr_decay=None, **keywords)
+
+
+def adamw_8bit(model: nn.Module, lr: float) -> Optimizer:
+    """The optimizer of torchao, whose step is compiled unless told otherwise."""
+    from torchao.optim import AdamW8bit
+
+    torch.compiler.set_stance("force_eager")
+    made: Optimizer = AdamW8bit(model.parameters(), lr=lr, weight_decay=0.0)
+    return made
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
+    "no momentum": ours(),
+    "float32": ours(beta1=0.9),
+    "bfloat16": ours(beta1=0.9, momentum_dtype="bfloat16"),
+    "int8": ours(beta1=0.9, momentum_dtype="int8"),
+    "AdamW": lambda model, lr: AdamW(model.parameters(), lr=lr, weight_decay=0.0),
+    "AdamW 8-bit": adamw_8bit,
+}
+
+
+@cache
+def _texts() -> dict[str, tuple[Tensor, Tensor]]:
+    return tasks.texts()
+
+
+@cache
+def _start() -> nn.Module:
+    return tasks.learned(_texts()["old"][0], WIDTHS["fine-tuning"])
+
+
+def finetune(name: str, seed: int) -> tuple[float, Optimizer]:
+    """The loss on held-out new text, and the optimizer as it is then."""
+    learn, held = _texts()["new"]
+    model = copy.deepcopy(_start())
+    optimizer = OPTIMIZERS[name](model, RATES["fine-tuning"])
+    tasks.train(model, optimizer, partial(tasks.text_loss, learn, tasks.BATCH), tasks.seeds(seed, tasks.AFTER))
+    return tasks.measured({"new": partial(tasks.text_loss, held, 128, 0)}, model)["new"], optimizer
+
+
+def denoise(name: str, seed: int) -> tuple[float, Optimizer]:
+    """The error on held-out noise, and the optimizer as it is then."""
+    torch.manual_seed(seed)
+    model = tasks.Denoiser(WIDTHS["diffusion"])
+    optimizer = OPTIMIZERS[name](model, RATES["diffusion"])
+    tasks.train(model, optimizer, partial(tasks.noise_loss, 16), tasks.seeds(seed, tasks.DENOISE))
+    return tasks.measured({"error": partial(tasks.noise_loss, 2048, 0)}, model)["error"], optimizer
+
+
+TASKS = {"fine-tuning": finetune, "diffusion": denoise}
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of all tensors of the state; torchao's own kind says by itself what it is made of."""
+
+    def size(value: object) -> int:
+        if hasattr(value, "__tensor_flatten__"):
+            return sum(size(getattr(value, name)) for name in value.__tensor_flatten__()[0])
+        return value.nbytes if isinstance(value, Tensor) else 0
+
+    return sum(size(value) for state in optimizer.state.values() for value in state.values())
+
+
+def rounding_errors() -> list[Run]:
+    """What each format does to the momenta of a wider GPT: the error beside their root mean square, and the bytes."""
+    torch.manual_seed(0)
+    model = tasks.GPT(BLOCKS_WIDTH)
+    optimizer = OPTIMIZERS["float32"](model, RATES["fine-tuning"])
+    loss = partial(tasks.text_loss, _texts()["old"][0], tasks.BATCH)
+    tasks.train(model, optimizer, loss, range(BLOCKS_STEPS))
+    momenta = [state["momentum"] for state in optimizer.state.values()]
+    flat = torch.cat([m.flatten() for m in momenta if m.dim() == 2])  # every row is a whole number of blocks
+    random = torch.randint(2**32, flat.shape, generator=torch.Generator().manual_seed(0))
+    kept = {"bfloat16": (to_bfloat16(flat, random), 2.0)}
+    for size in SIZES:
+        value = flat.view(-1, size)
+        integers, scale = encode(value, Blocks(1, size), random.view_as(value))
+        nbytes = (integers.nbytes + scale.nbytes) / len(flat)
+        kept[f"int8, {size} in a block"] = decode(integers, scale, Blocks(1, size)).flatten(), nbytes
+    return [
+        {"format": name, "error": float((value - flat).norm() / flat.norm()), "bytes": nbytes}
+        for name, (value, nbytes) in kept.items()
+    ]
+
+
+def run_missing(path: Path, count: int) -> None:
+    """Run, seed by seed, what the record does not have yet, and write it after each run."""
+    record: Run = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    record["about"] = {"python": platform.python_version(), "torch": torch.__version__}
+    if "blocks" not in record:
+        record["blocks"] = rounding_errors()
+    done = {(run["task"], run["optimizer"], run["seed"]) for run in record["runs"]}
+    for seed, task, name in product(range(count), TASKS, OPTIMIZERS):
+        if (task, name, seed) in done:
+            continue
+        loss, optimizer = TASKS[task](name, seed)
+        run: Run = {"task": task, "optimizer": name, "seed": seed, "loss": loss, "state": state_bytes(optimizer)}
+        record["runs"].append(run)
+        write_text(path, json.dumps(record, indent=1) + "\n")
+        print(run, flush=True)
+
+
+def interval(values: list[float]) -> str:
+    """A mean and half of its 95 % interval over seeds."""
+    half = STUDENT[len(values) - 2] * stdev(values) / sqrt(len(values))
+    return f"{mean(values):+.4f} ± {half:.4f}".replace("-", "−")
+
+
+def loss_table(runs: list[Run]) -> str:
+    """For each task and optimizer the mean loss, how far it is from float32 momentum's, and the state's bytes."""
+    lines = ["| | " + " | ".join(f"{task} | minus float32 | state" for task in TASKS) + " |", "|---" * 7 + "|"]
+    for name in OPTIMIZERS:
+        cells = [name if name.startswith(("AdamW", "no")) else f"momentum {name}"]
+        for task in TASKS:
+            found = {run["seed"]: run for run in runs if (run["task"], run["optimizer"]) == (task, name)}
+            base = {run["seed"]: run for run in runs if (run["task"], run["optimizer"]) == (task, "float32")}
+            gaps = [found[seed]["loss"] - base[seed]["loss"] for seed in found]
+            cells += [f"{mean(run['loss'] for run in found.values()):.3f}"]
+            cells += ["" if name == "float32" else interval(gaps), f"{found[0]['state'] / 1000:,.0f} kB"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def block_table(formats: list[Run]) -> str:
+    """For each format the rounding error and the bytes of an element."""
+    lines = ["| format | rounding error | bytes an element |", "|---|---|---|"]
+    for each in formats:
+        name = f"**{each['format']}**" if f" {BLOCK} " in each["format"] else each["format"]
+        lines.append(f"| {name} | {100 * each['error']:.2f} % | {each['bytes']:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"runs": loss_table, "blocks": block_table}
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines of the document that a table is between."""
+    return f"<!-- {name}: python -m studies.momentum --tables -->\n", f"<!-- end of {name} -->\n"
+
+
+def main() -> None:
+    """Run what is missing, and put the tables into the document."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", action="store_true", help="of the committed record; run nothing")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--output", type=Path, default=RECORD)
+    arguments = parser.parse_args()
+    if not arguments.tables:
+        torch.set_num_threads(1)
+        run_missing(arguments.output, arguments.seeds)
+    record = json.loads(arguments.output.read_text())
+    for name, table in TABLES.items():
+        put_between(DOCUMENT, *marks(name), table(record[name]))
+
+
+if __name__ == "__main__":
+    main()
