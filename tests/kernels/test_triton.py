@@ -28,7 +28,9 @@ def test_sharded_in_the_interpreter(fast: str) -> None:
     table = found(["interpreted"], ranks=2, TRITON_INTERPRET="1", FAST=fast)["interpreted"]
     sizes = [len(row) for row in table.values()]
     assert sizes == ([6, 6, 3] if fast == "1" else [6] * 6 + [3] * 3)
-    assert not {f"{name} {case}": e for name, row in table.items() for case, e in row.items() if not e < 1e-5}
+    # another random word would move X by a unit of the momentum, which is a hundredth of it
+    most = {name: 1e-4 if name.startswith(("int8", "bfloat16")) else 1e-5 for name in table}
+    assert not {f"{name} {case}": e for name, row in table.items() for case, e in row.items() if not e < most[name]}
 
 
 def test_without_the_interpreter_a_tensor_on_a_cpu_is_refused_by_name() -> None:

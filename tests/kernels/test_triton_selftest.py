@@ -193,7 +193,7 @@ def test_a_momentum_may_be_rounded_either_way_but_seldom(dtype: str, monkeypatch
 def test_what_triton_leaves_to_eager_pytorch_is_rounded_in_a_way_that_it_has() -> None:
     params = [torch.nn.Parameter(spec.copy(torch.ones(spec.shape))) for spec in TENSORS]
     for factored in ("outer", False):
-        keywords = {"momentum_dtype": "int8", "factored": factored}
+        keywords: dict[str, Any] = {"momentum_dtype": "int8", "factored": factored}
         even, uneven = selftest.grouped(params, TENSORS, keywords)
         assert len(even["params"]) + len(uneven["params"]) == len(params) and uneven["momentum_dtype"] == "float32"
         optimizer = Adafactor([even, uneven], beta1=0.9, **keywords)

@@ -29,10 +29,10 @@ from triton import knobs
 
 from adafactor.core.contract import EXACT_TYPES, Parameter, why_not_plain
 from adafactor.core.factoring import Factored
-from adafactor.kernels.memory_order import MemoryOrder, numbering, stored
+from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering, stored
 from adafactor.kernels.triton.executor import Executor
 from adafactor.kernels.triton.kind import Kind
-from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, is_aligned, is_random, memory_order
+from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, is_aligned, memory_order
 from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.sizes import LINE, NARROW
 
@@ -74,7 +74,7 @@ def why_not(parameter: Parameter) -> str | None:
     if max(x.stride(p), form.stride[p], *factors) >= LONGEST:
         return "its rows are too far apart in memory"
     steps = [prod(parameter.shape[axis + 1 :]) for axis in (p, q)]
-    if is_random(parameter) and max(steps if x.shape[q] <= NARROW else steps[1:]) * LINE >= 2**31:
+    if draws_words(parameter) and max(steps if x.shape[q] <= NARROW else steps[1:]) * LINE >= 2**31:
         return FAR_APART
     return None
 
@@ -84,7 +84,7 @@ def _why_not_unfactored(parameter: Parameter) -> str | None:
     if not isinstance(order, MemoryOrder):
         return order
     shape = tuple(parameter.x.shape)
-    if is_random(parameter):
+    if draws_words(parameter):
         numbers = numbering(order, shape, parameter.shape, parameter.offset)
         if numbers is None:
             return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"

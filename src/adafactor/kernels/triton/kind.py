@@ -10,7 +10,8 @@ import triton.language as tl
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
-from adafactor.kernels.triton.layout import momentum_of, rounds_momentum_at_random
+from adafactor.kernels.memory_order import stores_momentum_rounded
+from adafactor.kernels.triton.layout import momentum_of
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -40,11 +41,12 @@ class Kind:
         """Return the kind of a parameter."""
         s, form = parameter.settings, parameter.gradient
         kind = cls(parameter.x.dtype, form.dtype, 0, ROUNDINGS[parameter.rounding], aligned)
-        if not s.beta1:
-            return kind
-        dtype, is_random = momentum_of(parameter).dtype, rounds_momentum_at_random(parameter)
-        kind = replace(kind, momentum=MOMENTA[s.momentum_of], momentum_random=is_random)
-        return kind if dtype == kind.stat else replace(kind, momentum_dtype=dtype)
+        if s.beta1:
+            kind = replace(kind, momentum=MOMENTA[s.momentum_of])
+        if stores_momentum_rounded(parameter):
+            is_random = s.momentum_rounding == "stochastic"
+            kind = replace(kind, momentum_dtype=momentum_of(parameter).dtype, momentum_random=is_random)
+        return kind
 
     @property
     def stat(self) -> torch.dtype:
@@ -108,8 +110,8 @@ class Kind:
 
     def measure(self) -> dict[str, Any]:
         """Return what `begin_step` and `measure` are launched with."""
-        blocks = {"momentum_dtype": torch.int8} if self.IN_BLOCKS else {}  # then tiles are others
-        return replace(self._plain(self.x), **blocks)._options(8)
+        dtype = torch.int8 if self.IN_BLOCKS else None  # tiles are others then
+        return replace(self._plain(self.x), momentum_dtype=dtype)._options(8)
 
     def between(self) -> dict[str, Any]:
         """Return what the kernels between the passes of a shard are launched with."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from adafactor.core.contract import Parameter
-from adafactor.core.factoring import Factored, statistics_dtype
-from adafactor.core.momentum import BLOCK, is_rounded
+from adafactor.core.factoring import Factored
+from adafactor.core.momentum import BLOCK
 from adafactor.kernels.memory_order import MemoryOrder, flat_order
 from adafactor.kernels.triton.sizes import ALIGNMENT
 
@@ -43,17 +43,6 @@ def factors_along(parameter: Parameter) -> tuple[str, str]:
 def momentum_of(parameter: Parameter) -> Tensor:
     """The momentum in the state, without its scales."""
     return parameter.state["momentum_int8" if "momentum_int8" in parameter.state else "momentum"]
-
-
-def rounds_momentum_at_random(parameter: Parameter) -> bool:
-    """Whether the momentum is rounded on its way into the state, and at random."""
-    s, dtype = parameter.settings, statistics_dtype(parameter.x.dtype)
-    return s.momentum_rounding == "stochastic" and is_rounded(parameter.state, s, dtype)
-
-
-def is_random(parameter: Parameter) -> bool:
-    """Whether a step needs random words: it rounds X at random, or the momentum."""
-    return parameter.rounding == "stochastic" or rounds_momentum_at_random(parameter)
 
 
 def has_even_blocks(parameter: Parameter) -> bool:

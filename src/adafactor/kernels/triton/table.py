@@ -12,13 +12,12 @@ from adafactor.core import momentum
 from adafactor.core.contract import Parameter
 from adafactor.core.rounding import roots
 from adafactor.core.sums import shrink_of
-from adafactor.kernels.memory_order import MemoryOrder, numbering
+from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.kind import Kind
 from adafactor.kernels.triton.layout import (
     factored_axes,
     factors_along,
-    is_random,
     matrix_offsets,
     matrix_shape,
     memory_order,
@@ -135,7 +134,7 @@ class Table:
         """Describe a tensor as one matrix whose rows are lines of its memory."""
         x, first, step = parameter.x, 0, 0
         lines = -(-x.numel() // LINE)
-        if is_random(parameter):
+        if draws_words(parameter):
             order = memory_order(parameter)
             assert isinstance(order, MemoryOrder)
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
