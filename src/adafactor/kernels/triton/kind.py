@@ -11,7 +11,6 @@ import triton.language as tl
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
 from adafactor.kernels.memory_order import stores_momentum_rounded
-from adafactor.kernels.triton.layout import momentum_of
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -44,8 +43,8 @@ class Kind:
         if s.beta1:
             kind = replace(kind, momentum=MOMENTA[s.momentum_of])
         if stores_momentum_rounded(parameter):
-            is_random = s.momentum_rounding == "stochastic"
-            kind = replace(kind, momentum_dtype=momentum_of(parameter).dtype, momentum_random=is_random)
+            dtype = torch.int8 if "momentum_int8" in parameter.state else torch.bfloat16
+            kind = replace(kind, momentum_dtype=dtype, momentum_random=s.momentum_rounding == "stochastic")
         return kind
 
     @property

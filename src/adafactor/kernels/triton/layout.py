@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
-from torch import Tensor
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import Factored
@@ -38,11 +37,6 @@ def factors_along(parameter: Parameter) -> tuple[str, str]:
     assert isinstance(parameter.factoring, Factored)
     is_row = factored_axes(parameter)[0] == parameter.factoring.row_axis
     return ("row", "col") if is_row else ("col", "row")
-
-
-def momentum_of(parameter: Parameter) -> Tensor:
-    """The momentum in the state, without its scales."""
-    return parameter.state["momentum_int8" if "momentum_int8" in parameter.state else "momentum"]
 
 
 def has_even_blocks(parameter: Parameter) -> bool:

@@ -21,7 +21,6 @@ from adafactor.kernels.triton.layout import (
     matrix_offsets,
     matrix_shape,
     memory_order,
-    momentum_of,
     number_strides,
 )
 from adafactor.kernels.triton.sizes import (
@@ -36,6 +35,13 @@ from adafactor.kernels.triton.sizes import (
     unit_rows,
 )
 
+IN_STATE = {
+    "step": f.STEP,
+    "momentum": f.MOMENTUM,
+    "momentum_int8": f.MOMENTUM,
+    "momentum_scale": f.SCALE,
+    "compensation": f.COMPENSATION,
+}  # and the columns of their addresses; there is a momentum of one kind
 GAP = 64  # elements: every vector in scratch begins at a multiple
 Row = dict[int, int]  # of a table: number by column; 0 where there is none
 
@@ -111,12 +117,9 @@ class Table:
         state, s, how = parameter.state, parameter.settings, self.tilings[parameter]
         root1, root2 = roots(s.seed, parameter.number)
         units, blocks = self.unit_count, self.block_count
-        row = {
+        row = {column: state[key].data_ptr() for key, column in IN_STATE.items() if key in state}
+        row |= {
             f.X: parameter.x.data_ptr(),
-            f.STEP: state["step"].data_ptr(),
-            f.MOMENTUM: momentum_of(parameter).data_ptr() if s.beta1 else 0,
-            f.SCALE: state["momentum_scale"].data_ptr() if self._kind.IN_BLOCKS else 0,
-            f.COMPENSATION: state["compensation"].data_ptr() if parameter.rounding == "kahan" else 0,
             f.GROUP: parameter.group,
             f.COUNT: parameter.factoring.count,
             f.ROOT1: root1,
@@ -159,16 +162,17 @@ class Table:
         strides["scale"] = [*scale, *[0] * (x.dim() - len(scale))]
         batch = [axis for axis in range(x.dim()) if axis not in (p, q)]
         origin = sum(a * b for a, b in zip(strides["number"], parameter.offset or (0,) * len(whole), strict=True))
-        names = ("x", "g", along_p, along_q, "scale", "number")
-        offsets = [matrix_offsets(x.shape, strides[name], batch) for name in names]
+        columns = {f.X_OFFSET: "x", f.G_OFFSET: "g", f.ROW_OFFSET: along_p, f.COL_OFFSET: along_q}
+        columns |= {f.SCALE_OFFSET: "scale", f.NUMBER: "number"}
+        offsets = [matrix_offsets(x.shape, strides[name], batch) for name in columns.values()]
         up_n, up_m = _up(n), _up(m)
         self.places[parameter] = Place(
             len(self._matrices), len(offsets[0]), self.vectors, self.vectors + up_n, up_n + up_m
         )
-        for x_offset, g_offset, row_offset, col_offset, scale_offset, first in zip(*offsets, strict=True):
-            matrix = {f.OF: number, f.X_OFFSET: x_offset, f.G_OFFSET: g_offset, f.NUMBER: origin + first}
-            matrix |= {f.ROW_OFFSET: row_offset, f.COL_OFFSET: col_offset, f.SCALE_OFFSET: scale_offset}
-            matrix |= {f.NEW_ROW: self.vectors, f.NEW_COL: self.vectors + up_n}
+        for at in zip(*offsets, strict=True):
+            matrix = dict(zip(columns, at, strict=True))
+            matrix[f.NUMBER] += origin
+            matrix |= {f.OF: number, f.NEW_ROW: self.vectors, f.NEW_COL: self.vectors + up_n}
             self.vectors += up_n + up_m
             self._add_matrix(matrix, parameter, n, m if along_q in state else 0)
         return {

@@ -93,7 +93,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
     # a line's first elements are moved on by additions: a product of 64 bits is three instructions
     start = (first + line * fold).to(tl.int64)
     x_start, g_start = start * x.x_stride_p, start * x.g_stride_p
-    scale_start, blocks = start * x.scale_stride, first_col // BLOCK + tl.arange(0, LINE // BLOCK)
+    blocks = first_col // BLOCK + tl.arange(0, LINE // BLOCK)
     if GOAL == STEP and KIND.RANDOM:
         key1 = tl.load(x.note_ptr + f.KEY1).to(tl.int64).to(tl.uint32)
         key2 = tl.load(x.note_ptr + f.KEY2).to(tl.int64).to(tl.uint32)
@@ -113,11 +113,11 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
             mask = (rows[:, None] + row[None, :] < x.n) & inside[None, :]
         else:
             mask = (rows < x.n)[:, None] & inside[None, :]
-        scale_offsets = scale_start[:, None] + blocks[None, :]
+        scale_offsets = (rows.to(tl.int64) * x.scale_stride)[:, None] + blocks[None, :]
         scale_mask = (rows < x.n)[:, None] & (blocks * BLOCK < x.m)[None, :]
         if FORM == UNFACTORED:
             scale_mask = scale_offsets * BLOCK < x.m
-        words = mask
+        words = None
         if GOAL == STEP and KIND.RANDOM:
             words = random_words(number[:, None], across_number.to(tl.uint32)[None, :], key1, key2)
             number += ROWS * fold * number_p
@@ -150,7 +150,6 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
             first_sum, second_sum = tl.fma(a, a, first_sum), tl.fma(wide, wide, second_sum)
         x_start += ROWS * fold * x.x_stride_p
         g_start += ROWS * fold * x.g_stride_p
-        scale_start += ROWS * fold * x.scale_stride
     # in double, so that the sum is the same whatever the compiler takes for the best order
     return tl.sum(tl.sum(first_sum.to(tl.float64), 1), 0), tl.sum(tl.sum(second_sum.to(tl.float64), 1), 0)
 
