@@ -65,6 +65,8 @@ class Kind:
     RANDOM = property(lambda self: self.rounding == 1 or self.momentum_random)
     STOCHASTIC = property(lambda self: self.rounding == 1)
     KAHAN = property(lambda self: self.rounding == 2)
+    # of a tile of the last pass: a double takes two registers, and blocks take some
+    LINES_AT_ONCE = property(lambda self: 4 if self.stat == torch.float32 else 1 if self.IN_BLOCKS else 2)
 
     @property
     def held(self) -> int:

@@ -65,7 +65,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
         ΣX² before and after (STEP), ΣU² and ΣX² (NORMS), or ΣX² as STEP makes it and in double (SQUARES).
     """
     # whatever the goal: the sums are the same
-    ROWS: tl.constexpr = 2 if FORM == UNFACTORED or KIND.STAT == tl.float64 else 4
+    ROWS: tl.constexpr = min(KIND.LINES_AT_ONCE, 2) if FORM == UNFACTORED else KIND.LINES_AT_ONCE
     lane, line = tl.arange(0, LINE), tl.arange(0, ROWS)
     # of a line: how many rows there are, and the row and column of each element
     fold, row, cols = 1, 0, first_col + lane
@@ -93,7 +93,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
     # a line's first elements are moved on by additions: a product of 64 bits is three instructions
     start = (first + line * fold).to(tl.int64)
     x_start, g_start = start * x.x_stride_p, start * x.g_stride_p
-    blocks = first_col // BLOCK + tl.arange(0, LINE // BLOCK)
+    scale_start, blocks = start * x.scale_stride, first_col // BLOCK + tl.arange(0, LINE // BLOCK)
     if GOAL == STEP and KIND.RANDOM:
         key1 = tl.load(x.note_ptr + f.KEY1).to(tl.int64).to(tl.uint32)
         key2 = tl.load(x.note_ptr + f.KEY2).to(tl.int64).to(tl.uint32)
@@ -113,7 +113,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
             mask = (rows[:, None] + row[None, :] < x.n) & inside[None, :]
         else:
             mask = (rows < x.n)[:, None] & inside[None, :]
-        scale_offsets = (rows.to(tl.int64) * x.scale_stride)[:, None] + blocks[None, :]
+        scale_offsets = scale_start[:, None] + blocks[None, :]
         scale_mask = (rows < x.n)[:, None] & (blocks * BLOCK < x.m)[None, :]
         if FORM == UNFACTORED:
             scale_mask = scale_offsets * BLOCK < x.m
@@ -150,6 +150,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
             first_sum, second_sum = tl.fma(a, a, first_sum), tl.fma(wide, wide, second_sum)
         x_start += ROWS * fold * x.x_stride_p
         g_start += ROWS * fold * x.g_stride_p
+        scale_start += ROWS * fold * x.scale_stride
     # in double, so that the sum is the same whatever the compiler takes for the best order
     return tl.sum(tl.sum(first_sum.to(tl.float64), 1), 0), tl.sum(tl.sum(second_sum.to(tl.float64), 1), 0)
 
