@@ -10,7 +10,7 @@ import triton.language as tl
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
-from adafactor.kernels.memory_order import stores_momentum_rounded
+from adafactor.kernels.memory_order import has_rounded_momentum
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -42,7 +42,7 @@ class Kind:
         kind = cls(parameter.x.dtype, form.dtype, 0, ROUNDINGS[parameter.rounding], aligned)
         if s.beta1:
             kind = replace(kind, momentum=MOMENTA[s.momentum_of])
-        if stores_momentum_rounded(parameter):
+        if has_rounded_momentum(parameter):
             dtype = torch.int8 if "momentum_int8" in parameter.state else torch.bfloat16
             kind = replace(kind, momentum_dtype=dtype, momentum_random=s.momentum_rounding == "stochastic")
         return kind
