@@ -155,7 +155,7 @@ def _step_all(chosen: Sequence[Sequence[str]], tensors: Sequence[TensorSpec], ba
             parameters.append(spec.copy(torch.ones(spec.shape, dtype=getattr(torch, dtype))).requires_grad_())
             parameters[-1].grad = torch.ones_like(parameters[-1])
         Adafactor(grouped(parameters, tensors, settings), backend=backend, **settings).step()
-        kept = "" if momentum_dtype == "float32" else f" in {momentum_dtype}"
+        kept = "" if settings.get("momentum_dtype", "float32") == "float32" else f" in {momentum_dtype}"
         took = time.perf_counter() - started
         print(f"{dtype}, momentum {momentum}{kept}, rounding {rounding}: {took:.1f} s", flush=True)
 
