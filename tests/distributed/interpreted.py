@@ -21,7 +21,7 @@ CASES = [
     ((5, 6, 7), (Shard(1),)),
     ((3, 8, 4), (Shard(0),)),
 ]
-BLOCKS = [((33, 256), (Shard(0),)), ((20, 512), (Shard(1),)), ((3, 32, 130), (Shard(1),))]  # of an int8 momentum
+BLOCKS = [((140, 128), (Shard(0),)), ((20, 512), (Shard(1),)), ((3, 32, 130), (Shard(1),))]  # of an int8 momentum
 ROUNDED = {
     "int8 momentum": {"beta1": 0.9, "momentum_dtype": "int8", "weight_decay": 0.1, "weight_decay_by": "alpha"},
     "bfloat16 momentum": {"beta1": 0.9, "momentum_of": "direction", "momentum_dtype": "bfloat16"},

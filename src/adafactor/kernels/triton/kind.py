@@ -102,7 +102,8 @@ class Kind:
             stages = 3 if ahead < room - 2**13 else 2
         else:
             how = replace(how, warps=16, chunks=-(-how.chunks // (2 if how.chunk * how.chunks > self.held else 1)))
-        same = replace(self._reading, x=self.stat)
+        momentum, dtype = (2, self.momentum_dtype) if self.momentum == 2 else (0, None)
+        same = Kind(self.stat, self.g, momentum, 0, self.aligned, dtype)
         return {"TILING": how, "STAGES": stages, "RAW": raw} | same._options(how.warps)
 
     def fold(self, raw: bool = False) -> dict[str, Any]:
@@ -125,15 +126,8 @@ class Kind:
             registers = 80 if self.x == self.g or not self.rounding else 128
             if self.x == self.g == torch.bfloat16 and not self.rounding:
                 registers = 64
-        kind = self if writes else self._reading
+        kind = self if writes else replace(self, rounding=0, momentum_random=False)
         return {"WRITES": writes} | kind._options(8 if self.aligned else 16, registers)
-
-    @property
-    def _reading(self) -> Kind:
-        """The kind to a kernel that writes neither X nor the state: it sees no momentum but that of gradients."""
-        if self.momentum == 2:
-            return replace(self, rounding=0, momentum_random=False)
-        return Kind(self.x, self.g, 0, 0, self.aligned)
 
     def _plain(self, dtype: torch.dtype) -> Kind:
         """The kind that stands for all with this dtype, to a kernel that sees neither G nor momentum."""
