@@ -124,7 +124,7 @@ def count(model: Model) -> Count:
             with Launches() as noted:
                 optimizer.step()
             launches.append(len(noted.names))
-            works = optimizer._buckets[None].executors
+            works = optimizer._buckets.of[None].executors
             found = [work for work in works if isinstance(work, Executor)]
             uploads.append(sum(work.given.uploads + work.numbers.uploads for work in found))
         del before

@@ -46,6 +46,7 @@ def arguments(row: oracle.Row) -> dict[str, Any]:
         "weight_decay_by": row.decay_by,
         "axes": row.axes,
         "min_factored": row.min_factored,
+        "per_slice": row.per_slice,
     }
 
 

@@ -51,18 +51,18 @@ def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:
 
 def prepared(optimizer: Adafactor) -> object | None:
     """What a step left for the next one: the same object for as long as it is used again."""
-    bucket = optimizer._buckets.get(None)
+    bucket = optimizer._buckets.of.get(None)
     return None if bucket is None or not bucket.executors else bucket.executors[0]
 
 
 def forget(optimizer: Adafactor) -> None:
     """Make the next step find out everything anew, as after loading a checkpoint."""
-    optimizer._buckets.clear()
+    optimizer._buckets.of.clear()
 
 
 def job_of(optimizer: Adafactor, p: Tensor) -> Any:
     """The compiled kernel's notes of a parameter, a NumPy record."""
-    bucket = optimizer._buckets[None]
+    bucket = optimizer._buckets.of[None]
     for work in bucket.executors:
         for i, parameter in enumerate(work.parameters):
             if parameter.p is p:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,7 @@ class Row:
     lr: float = 0.0  # for "lr"
     axes: tuple[int, int] | None = None  # CHOICE: tensors of more than two axes; the rest are a batch
     min_factored: int = 0  # CHOICE: optax factors only where both axes are at least so long
+    per_slice: bool = False  # CHOICE: T5X steps each layer of a stack by itself
 
     def beta2_hat(self, t: int) -> float:
         """β̂₂ₜ."""
@@ -228,6 +229,9 @@ def decay(row: Row, rho: float, alpha: float) -> float:
 
 def run(row: Row, x: Array, grads: Sequence[Array], s: Callable[[int], float]) -> Memory:
     """All steps of a row: `memory.x` is X₀, X₁ and so on, `memory.rms_u` is RMS(U₁) and so on."""
+    if row.per_slice:
+        alone = [run(replace(row, per_slice=False), x[i], [g[i] for g in grads], s).x for i in range(len(x))]
+        return Memory(x=[np.stack(slices) for slices in zip(*alone, strict=True)])
     memory = Memory(x=[x])
     for t, g in enumerate(grads, start=1):
         x = step(row, x, g, t, s(t), memory)

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from adafactor import schedules
+from adafactor import recipes, schedules
 from adafactor.backward import step_in_backward
 from adafactor.core.record import Record
 from adafactor.optimizer import Adafactor
@@ -12,7 +12,17 @@ if TYPE_CHECKING:
     from adafactor.migration import MigrationWarning, like, migrate
     from adafactor.planning import plan
 
-__all__ = ["Adafactor", "MigrationWarning", "Record", "like", "migrate", "plan", "schedules", "step_in_backward"]
+__all__ = [
+    "Adafactor",
+    "MigrationWarning",
+    "Record",
+    "like",
+    "migrate",
+    "plan",
+    "recipes",
+    "schedules",
+    "step_in_backward",
+]
 __version__ = "0.2.0"
 
 

@@ -12,8 +12,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from adafactor import optimizer
 from adafactor.core.settings import Settings, read_text
-from adafactor.core.warn import warn
-from adafactor.migration import MigrationWarning, migrate
+from adafactor.migration import migrate
 from adafactor.migration.fairseq import TRANSFORMERS
 from adafactor.migration.peer import Group
 
@@ -49,7 +48,7 @@ class Adafactor(optimizer.Adafactor):
         clip_threshold: our `clip`.
         decay_rate: minus our `decay_rate`.
         beta1: None for no momentum.
-        weight_decay: as in `adafactor.Adafactor`.
+        weight_decay: λ, which αₜ is multiplied by: our `weight_decay_by="alpha"`.
         scale_parameter: our `relative`.
         relative_step: steps of min(10⁻², 1/√t); our `lr=1e-2, lr_decay="rsqrt"`.
         warmup_init: steps of min(10⁻⁶·t, 1/√t) instead.
@@ -82,7 +81,7 @@ class Adafactor(optimizer.Adafactor):
         """Translate the arguments."""
         self._theirs = {name: value for name, value in locals().items() if name in TRANSFORMERS.defaults}
         keywords, _ = self._translate(ours)
-        super().__init__(params, **{"axes": (-2, -1), **keywords, **ours})
+        super().__init__(params, **{**keywords, **ours})
 
     def _translate(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a group's keywords in our words, and of theirs those that `_step` looks at."""
@@ -94,15 +93,15 @@ class Adafactor(optimizer.Adafactor):
             raise ValueError(f"warmup_init={theirs['warmup_init']!r} needs relative_step=True")
         if isinstance(theirs["decay_rate"], float) and theirs["decay_rate"] >= 0:
             raise ValueError(f"decay_rate={theirs['decay_rate']!r} must be below 0, as transformers has it")
-        translation = Group(TRANSFORMERS, {**theirs, "warmup_init": False}, [])
-        for note in translation.notes:
-            warn(note, MigrationWarning)
-        return translation.keywords, {name: theirs[name] for name in FLAGS}
+        keywords = Group(TRANSFORMERS, {**theirs, "warmup_init": False}, []).keywords
+        return keywords, {name: theirs[name] for name in FLAGS}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, whose arguments are transformers' or ours."""
         if isinstance(param_group, dict):
             keywords, flags = self._translate(param_group)
+            for name in TRANSFORMERS.fixed:  # words of ours alone: the group's own, or else the optimizer's
+                del keywords[name]
             more = {name: value for name, value in param_group.items() if name not in self._theirs}
             param_group = {**keywords, **flags, **more, **({COUNT: 0} if flags["warmup_init"] else {})}
         super().add_param_group(param_group)

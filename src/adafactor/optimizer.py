@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor import kernels
 from adafactor.check import selftest_cache
 from adafactor.core import checkpoint, dtensor
 from adafactor.core import state as states
-from adafactor.core.bucket import Bucket
-from adafactor.core.contract import Executor, Fallback, Parameter
-from adafactor.core.factoring import Factored, Factoring
+from adafactor.core.bucket import Bucket, Contents
+from adafactor.core.contract import Parameter, Unit
+from adafactor.core.gather import Buckets
 from adafactor.core.grad_scaler import Scaling
-from adafactor.core.momentum import KEYS
-from adafactor.core.record import Record, StepMetrics, names_of
+from adafactor.core.record import Record, entries_of, slices_of
 from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.core.signals import held_back
 from adafactor.core.step import step
 from adafactor.core.warn import warn
-from adafactor.distributed.agreement import Agreement
 from adafactor.distributed.reductions import Ranks
 from adafactor.distributed.shard import Shard
 
 P = ParamSpec("P")
-Unit = tuple[Tensor, ...]  # parameters that step together inside backward
 
 
 def _as_given(init: Callable[P, None]) -> Callable[P, None]:
@@ -102,6 +98,7 @@ class Adafactor(Optimizer):
             the learning rate (torch); `"constant"` for 1 (optax, T5X); a number lr₀ for ρₜ²/lr₀ (timm's corrected one).
         axes: the (row, column) axes to factor; None for the two largest.
         min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
+        per_slice: step each slice X[i] of a stack, of layers under a scan or of experts, as a parameter of its own.
         maximize: ascend instead of descend.
         on_nonfinite: for a gradient with a NaN, an infinity or a square beyond the range of the statistics:
             `"skip"` leaves that parameter and its state as they were and warns once (on a device other than the
@@ -156,6 +153,7 @@ class Adafactor(Optimizer):
         weight_decay_by: str | float = Settings.weight_decay_by,
         axes: tuple[int, int] | None = Settings.axes,
         min_factored: int = Settings.min_factored,
+        per_slice: bool = Settings.per_slice,
         maximize: bool = Settings.maximize,
         on_nonfinite: str = Settings.on_nonfinite,
         rounding: str = Settings.rounding,
@@ -187,14 +185,9 @@ class Adafactor(Optimizer):
         kernels.check(backend)  # a wrong name and a missing package are told at once
         self.backend = backend
         self._settings = CheckedGroups()
-        self._buckets: dict[Unit | None, Bucket] = {}  # None: the whole model; else what steps inside backward
-        self._metrics: Any = WeakTensorKeyDictionary()  # what is behind `report()`
-        self._made_for: Any = WeakTensorKeyDictionary()  # the factoring and `momentum_of` that a state was made for
+        before: Buckets | None = getattr(self, "_buckets", None)  # of an optimizer that a state is loaded into
+        self._buckets = Buckets(partial(kernels.prepare, doubt=_doubt), Shard.of, Ranks, before)
         self._warned = self._fell_back = False
-        # after load_state_dict the ranks have to agree anew; the others may not know and expect the same sums as before
-        before: dict[Unit | None, Agreement] = getattr(self, "_agreements", {})
-        self._agreements = {unit: Agreement(agreement.shards) for unit, agreement in before.items()}
-        self._apart: set[Tensor] = getattr(self, "_apart", set())  # sharded ones that step inside backward
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
@@ -222,14 +215,13 @@ class Adafactor(Optimizer):
         before = len(self.param_groups)
         super().add_param_group(param_group)
         try:
-            group = self.param_groups[before]
-            settings = Settings.of(group)
-            for p, name in zip(group["params"], names_of(self.param_groups)[before], strict=True):
-                states.check_parameter(p, name)
-                factoring = states.factoring_of(p, settings)  # complains about axes that the parameter does not have
-                if p.requires_grad:
-                    self.state[p] = states.new_state(p, factoring, settings, name)
-                    self._made_for[p] = factoring, settings.momentum_of
+            settings = Settings.of(self.param_groups[before])
+            for entry in entries_of(self.param_groups):
+                if entry.group == before:
+                    states.check_parameter(entry.p, entry.name, settings)
+                    if entry.p.requires_grad:
+                        self.state[entry.p] = {}
+                        self._buckets.fit(self.state[entry.p], entry.p, settings, entry.name)
         except Exception:
             for p in self.param_groups.pop()["params"]:
                 self.state.pop(p, None)
@@ -289,140 +281,35 @@ class Adafactor(Optimizer):
         Returns:
             False for parameters that are in no group (any more), and so take no step.
         """
-        settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
         watched = kernels.is_watched()
-        bucket = None if watched else self._buckets.get(only)
-        if bucket is None or not bucket.holds(self.backend, self.param_groups, settings, self.state):
-            if only is not None and not any(True for _ in self._entries(only)):
-                self._buckets.pop(only, None)
-                return False
-            bucket = self._gather(only, settings, None)
-        grads = bucket.gradients(self.param_groups)
-        if grads is None:  # of a parameter that never had one so far
-            bucket = self._gather(only, settings, bucket)
-            grads = bucket.gradients(self.param_groups)
-        assert grads is not None
+        settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
+        now = Contents(self.param_groups, settings, self.state, "eager" if watched else self.backend)
+        found = self._buckets.find(only, now, lasts=not watched)
+        if found is None:
+            return False
+        bucket, grads = found
         if bucket.ranks is not None or any(g is not None for g in grads):
             if not watched:
-                self._flush(only)
+                self._buckets.flush_others(only)
             grads = bucket.match(grads)
             self._warn_of_fallback(bucket)
             if skipped := step(bucket, grads, settings, Scaling.of(self)):
                 self._warn_of_skipping(skipped[0])
         return True
 
-    def _step_apart(self, apart: Iterable[Tensor]) -> None:
-        """Leave these sharded parameters out of `step()`, where they would take part without a gradient too."""
-        for bucket in self._buckets.values():
-            bucket.flush()
-        self._buckets.clear()
-        self._apart = set(apart)
-
-    def _flush(self, stepping: Unit | None) -> None:
-        """Note the figures of earlier steps before those of another bucket of the same parameters."""
-        if stepping is None:
-            for key, bucket in self._buckets.items():
-                if key is not None:
-                    bucket.flush()
-        elif None in self._buckets:
-            self._buckets[None].flush()
-
-    def _gather(self, only: Unit | None, settings: list[Settings], known: Bucket | None) -> Bucket:
-        """Put together the parameters that step together. What is wrong with them is found before anything changes.
-
-        Args:
-            only: the parameters that step inside backward; None: all.
-            settings: of each group.
-            known: a bucket whose parameters are as they were; those without a gradient this time stay in.
-        """
-        watched = kernels.is_watched()  # then this bucket is for one step: what is in it may be the mode's own
-        old = self._buckets.get(only)
-        if old is not None and not watched:
-            del self._buckets[only]
-            old.flush()
-        before = {} if old is None else {parameter.p: parameter for parameter in old.parameters}
-        staying = set() if known is None else {parameter.p for parameter in known.parameters}
-        if only is None:
-            self._warn_of_flat_slices()
-            self._follow_groups()
-        parameters: list[Parameter] = []
-        places = []
-        for group, index, number, p, name in self._entries(only):
-            places.append((group, index))
-            # a sharded one without a gradient here may have one on other ranks
-            is_shared = dtensor.is_sharded(p) and p.requires_grad and (only is not None or p not in self._apart)
-            if p.grad is not None or p in staying or is_shared:
-                parameters.append(self._parameter(p, settings[group], group, name, number, before.get(p)))
-        ranks = None
-        if any(p.shard is not None for p in parameters):
-            ranks = Ranks(parameters, self._agreements.setdefault(only, Agreement()))
-        backend = "eager" if watched else self.backend
-        own = None if only is None else places
-        bucket = Bucket(parameters, ranks, backend, _prepare, self.param_groups, settings, self.state, own)
-        if not watched:
-            self._buckets[only] = bucket
-            self._forget_what_left()
-        return bucket
-
-    def _parameter(
-        self, p: Tensor, settings: Settings, group: int, name: str, number: int, before: Parameter | None
-    ) -> Parameter:
-        factoring = states.factoring_of(p, settings)
-        if p.grad is not None:
-            states.check_gradient(p, p.grad, name)
-        self._fit_state(p, factoring, settings, name)
-        shard = before.shard if before is not None and isinstance(before.shard, Shard) else None
-        if dtensor.is_sharded(p) and (shard is None or not shard.fits(p, factoring)):
-            shard = Shard(p, name, factoring)
-        state = self.state[p]
-        if shard is not None:
-            state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-        metrics, form = self._metrics_of(p), None if before is None else before.form
-        return Parameter(p, dtensor.local(p), state, factoring, settings, group, name, number, metrics, shard, form)
-
-    def _fit_state(self, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
-        """Make the state of a parameter fit its settings, which may have been edited since it was made."""
-        state = self.state[p]
-        was, momentum_of = self._made_for.get(p, (factoring, settings.momentum_of))
-        if state and settings.beta1 and state.keys() & set(KEYS) and momentum_of != settings.momentum_of:
-            raise ValueError(
-                f"momentum_of of {name} changed in mid-run from {momentum_of!r} to {settings.momentum_of!r}: its state "
-                f"'momentum' is an average of the {momentum_of}s. Delete that entry to start a new one"
-            )
-        if state:
-            states.exchange(state, was, factoring, name)
-        states.complete(state, p, factoring, settings, name)
-        self._made_for[p] = factoring, settings.momentum_of
-
-    def _entries(self, only: Unit | None) -> Iterator[tuple[int, int, int, Tensor, str]]:
-        """Every parameter, or only some: its group, its place there, its number among all, itself, its name."""
-        number, wanted = 0, None if only is None else set(only)
-        for i, (group, names) in enumerate(zip(self.param_groups, names_of(self.param_groups), strict=True)):
-            for j, (p, name) in enumerate(zip(group["params"], names, strict=True)):
-                if wanted is None or p in wanted:
-                    yield i, j, number, p, name
-                number += 1
-
-    def _forget_what_left(self) -> None:
-        """Drop the buckets of parameters that are no longer in any group, so that they can be freed."""
-        if len(self._buckets) > 1:
-            held = {p for group in self.param_groups for p in group["params"]}
-            for unit in [unit for unit in self._buckets if unit is not None and held.isdisjoint(unit)]:
-                del self._buckets[unit]
-                self._agreements.pop(unit, None)
-
     def report(self) -> list[Record]:
-        """One record per parameter: RMS(U), clip rate, step size and more of the last step (§5, §6).
+        """One record per parameter, or per slice: RMS(U), clip rate, step size and more of the last step (§5, §6).
 
         On a device other than the CPU this is where the host waits. Each report resets the clip rate.
         """
-        for bucket in self._buckets.values():
-            bucket.flush()
+        self._buckets.flush()
         records = []
-        for group, names in zip(self.param_groups, names_of(self.param_groups), strict=True):
-            for p, name in zip(group["params"], names, strict=True):
-                size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
-                records.append(self._metrics_of(p).record(name, p, size, group))
+        for entry in entries_of(self.param_groups):
+            p, group = entry.p, self.param_groups[entry.group]
+            size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
+            for name, x, place in slices_of(p, entry.name, group["per_slice"]):
+                share = size if place is None else size // len(p)
+                records.append(self._buckets.metrics_of(p, place).record(name, x, share, group))
         for record in records:
             if record.skipped:
                 self._warn_of_skipping(record)
@@ -430,20 +317,8 @@ class Adafactor(Optimizer):
 
     def state_dict(self) -> StateDict:
         """As torch's, of the parameters that are in the groups now."""
-        self._follow_groups()
+        self._buckets.follow(self.param_groups, self.state)
         return super().state_dict()
-
-    def _follow_groups(self) -> None:
-        """Exchange states without a step where others stand in the groups now: Accelerate's FSDP2 puts them there."""
-        held = {p for group in self.param_groups for p in group["params"]}
-        for p, state in list(self.state.items()):
-            if isinstance(p, Tensor) and p not in held and not state.get("step", 1):
-                del self.state[p]
-        for group, names in zip(self.param_groups, names_of(self.param_groups), strict=True):
-            for p, name in zip(group["params"], names, strict=True):
-                if p.requires_grad and not self.state.get(p):
-                    settings = Settings.of(group)
-                    self._fit_state(p, states.factoring_of(p, settings), settings, name)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict()` gave, keeping the statistics' precision.
@@ -459,8 +334,8 @@ class Adafactor(Optimizer):
             loaded.update(checkpoint.read(given, self.param_groups, self.defaults))
 
         def take(_: Optimizer) -> None:
-            for p, (state, *made_for) in loaded.items():
-                self.state[p], self._made_for[p] = state, tuple(made_for)
+            for p, (state, origin) in loaded.items():
+                self.state[p], self._buckets.origins[p] = state, origin
             for group, momentum_dtype in zip(self.param_groups, formats, strict=True):
                 group["momentum_dtype"] = momentum_dtype  # is this optimizer's own, as the dtype of X is
 
@@ -472,22 +347,6 @@ class Adafactor(Optimizer):
         finally:
             before.remove()
             after.remove()
-
-    def _metrics_of(self, p: Tensor) -> StepMetrics:
-        if p not in self._metrics:
-            self._metrics[p] = StepMetrics()
-        metrics: StepMetrics = self._metrics[p]
-        return metrics
-
-    def _warn_of_flat_slices(self) -> None:
-        """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        if all(p.ndim == 1 for p in params) and any(p not in self._made_for for p in params):
-            if any(isinstance(factoring, Factored) for factoring, _ in self._made_for.values()):
-                warn(
-                    "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
-                    "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
-                )
 
     def _warn_of_small_lr(self) -> None:
         """AdamW's users bring its learning rate; the largest of the groups counts, as lower layers may have less."""
@@ -518,10 +377,6 @@ class Adafactor(Optimizer):
 
 def _warn_of_momentum() -> None:
     warn("the keyword `momentum` is called `momentum_of` now: momentum is a number to schedulers", DeprecationWarning)
-
-
-def _prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
-    return kernels.prepare(parameters, backend, _doubt)
 
 
 def _doubt(backend: str, parameter: Parameter) -> str | None:

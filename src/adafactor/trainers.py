@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from typing import Any
 
 from torch import nn
 from torch.distributed import get_world_size, is_available, is_initialized
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from adafactor.backward import step_in_backward as attach
+from adafactor.core import dtensor
 from adafactor.core.settings import read_text
 from adafactor.optimizer import Adafactor
 
@@ -46,8 +50,10 @@ class FromModel:
                 (`relative=False, lr_decay=None`), as with `optim="adafactor"`; and what `in_backward` says.
             weight_decay: of matrices; vectors, which are biases and norms, have none. None is 0.
             step_in_backward: attach `adafactor.step_in_backward` with the next two arguments. Switch the trainer's own
-                clipping off (`max_grad_norm=0`): there are no gradients left to clip.
-            accumulate: the trainer's `gradient_accumulation_steps`. None is 1.
+                clipping off (`max_grad_norm=0`): there are no gradients left to clip. Among several processes the
+                trainer must shard the model with FSDP2.
+            accumulate: the trainer's `gradient_accumulation_steps`. None is 1, also right under FSDP2, where trainers
+                reduce gradients in the last backward pass of a step only.
             max_norm: see `adafactor.step_in_backward`.
             **keywords: of `Adafactor`.
         """
@@ -64,7 +70,7 @@ class FromModel:
         ]
         optimizer = Adafactor([group for group in groups if group["params"]], **keywords)
         if step_in_backward:
-            attach_in_one_process(model, optimizer, 1 if accumulate is None else accumulate, max_norm)
+            attach_in_trainer(model, optimizer, 1 if accumulate is None else accumulate, max_norm)
         return optimizer
 
 
@@ -79,14 +85,43 @@ def in_backward(training_args: Any) -> dict[str, Any]:
     """Return how often transformers' trainer accumulates, and the limit of the norm, which it no longer has to keep.
 
     `max_grad_norm` becomes 0: there are no gradients left to clip. Without a limit the norm is still measured, for the
-    trainer's log.
+    trainer's log. Under FSDP2 micro-batches are added up before our hooks see them, unless each is reduced.
     """
     max_norm, training_args.max_grad_norm = training_args.max_grad_norm or math.inf, 0.0
-    return {"accumulate": training_args.gradient_accumulation_steps, "max_norm": max_norm}
+    each = (training_args.accelerator_config.gradient_accumulation_kwargs or {}).get("sync_each_batch", False)
+    is_once = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not each
+    return {"accumulate": 1 if is_once else training_args.gradient_accumulation_steps, "max_norm": max_norm}
 
 
-def attach_in_one_process(model: nn.Module, optimizer: Adafactor, accumulate: int, max_norm: float | None) -> None:
-    """Attach `adafactor.step_in_backward` before a trainer has wrapped the model, where it cannot see what will."""
-    if is_available() and is_initialized() and get_world_size() > 1:
-        raise ValueError("step_in_backward=True needs a single process: others' gradients are added after it")
-    attach(model, optimizer, accumulate=accumulate, max_norm=max_norm)
+def attach_in_trainer(model: nn.Module, optimizer: Adafactor, accumulate: int, max_norm: float | None) -> None:
+    """Attach `adafactor.step_in_backward`; where processes may share the model, when it is called for the first time.
+
+    A trainer shards or wraps the model after it has made the optimizer, and then exchanges the optimizer's parameters.
+    """
+    if not (is_available() and is_initialized()):
+        attach(model, optimizer, accumulate=accumulate, max_norm=max_norm)
+        return
+    the_model, the_optimizer = weakref.ref(model), weakref.ref(optimizer)  # they may go without ever being used
+
+    def attach_at_first_call(called: nn.Module, args: Any) -> None:
+        model, optimizer = the_model(), the_optimizer()
+        if model is None or optimizer is None:
+            hook.remove()
+        elif any(module is model for module in called.modules()):
+            hook.remove()
+            _check_sharded(model)
+            optimizer._buckets.follow(optimizer.param_groups, optimizer.state)  # those of before can be freed
+            attach(model, optimizer, accumulate=accumulate, max_norm=max_norm)
+
+    # This one comes before those of a module: FSDP2 puts the one that gathers parameters before all others there.
+    hook = register_module_forward_pre_hook(attach_at_first_call)
+
+
+def _check_sharded(model: nn.Module) -> None:
+    if get_world_size() > 1 and not any(dtensor.is_sharded(p) for p in model.parameters()):
+        raise ValueError(
+            f"step_in_backward=True among {get_world_size()} processes needs a model that FSDP2 has sharded "
+            "(transformers: fsdp=True), and this one is not: DistributedDataParallel adds up gradients after they "
+            "would have been used. Train with FSDP2; or leave step_in_backward out; or in a loop of your own leave "
+            "the wrapper off and call adafactor.step_in_backward(model, optimizer, process_group=…)"
+        )

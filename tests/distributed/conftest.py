@@ -8,7 +8,8 @@ import pytest
 
 from tests.distributed.launch import found
 
-MODULES = ["placements", "rounding", "models", "faults", "counted", "in_backward", "copies", "matrix", "momentum"]
+MODULES = ["placements", "rounding", "models", "faults", "hidden", "counted", "in_backward", "copies", "matrix"]
+MODULES += ["slices", "momentum"]
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,7 @@ def wrap(mesh: Any, **how: Any) -> Build:
 def in_units(model: nn.Module, optimizer: Adafactor) -> None:
     """The ordinary step of the parameters that step together inside backward: the same sums in the same buckets."""
     units = [unit.params for unit in find_modules(model)]
-    optimizer._step_apart(p for unit in units for p in unit)
+    optimizer._buckets.step_apart(p for unit in units for p in unit)
     with torch.no_grad():
         for unit in units:
             optimizer._step(unit)

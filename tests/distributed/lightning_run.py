@@ -1,4 +1,7 @@
-"""Lightning with FSDP2: `python -m tests.distributed.lightning_run STEPS SAVE LOAD`, under torchrun, prints losses."""
+"""Lightning with FSDP2: `… lightning_run STEPS SAVE LOAD WAY`, under torchrun, prints losses.
+
+WAY is to step "after" backward or "inside" it.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,17 @@ from torch import Tensor, nn  # noqa: E402
 from torch.distributed.fsdp import FSDPModule, fully_shard  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from adafactor import Adafactor  # noqa: E402
+from adafactor import Adafactor, step_in_backward  # noqa: E402
+from adafactor.core.dtensor import local  # noqa: E402
 
 
 class Module(L.LightningModule):  # type: ignore[misc]
     """Two layers, and a batch of its own for every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str) -> None:
         """The same weights on every rank."""
         super().__init__()
+        self.way = way
         torch.manual_seed(0)
         self.net, self.losses = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4)), list[float]()
 
@@ -42,13 +47,21 @@ class Module(L.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> Adafactor:
         """With momentum, which is state as large as the weights."""
-        return Adafactor(self.net.named_parameters(), beta1=0.9)
+        optimizer = Adafactor(self.net.named_parameters(), beta1=0.9)
+        if self.way == "inside":
+            step_in_backward(self.net, optimizer)
+        return optimizer
+
+    def on_before_optimizer_step(self, optimizer: Adafactor) -> None:
+        """Look whether gradients are there."""
+        grads = [local(p.grad) for p in self.net.parameters() if p.grad is not None]
+        assert len(grads) == 4 and [g.nbytes > 0 for g in grads] == [self.way == "after"] * 4
 
 
 def main() -> None:
     """Train up to some step, from a checkpoint if one is given."""
-    steps, save, load = sys.argv[1:]
-    module = Module()
+    steps, save, load, way = sys.argv[1:]
+    module = Module(way)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=int(os.environ["WORLD_SIZE"]),

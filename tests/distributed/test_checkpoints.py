@@ -59,8 +59,8 @@ def test_a_silent_rank_leaves_the_others_with_an_error_of_torch(how: str) -> Non
     assert "Timed out" in line or "Connection closed" in line or "timed out" in line.lower()
 
 
-def lightning(ranks: int, steps: int, save: str = "-", load: str = "-") -> list[float]:
-    status, output = torchrun(["-m", "tests.distributed.lightning_run", str(steps), save, load], ranks)
+def lightning(ranks: int, steps: int, save: str = "-", load: str = "-", way: str = "after") -> list[float]:
+    status, output = torchrun(["-m", "tests.distributed.lightning_run", str(steps), save, load, way], ranks)
     assert status == 0, output[-6000:]
     losses: list[float] = json.loads(next(x for x in output.splitlines() if x.startswith("LOSSES ")).split(" ", 1)[1])
     return losses
@@ -76,3 +76,50 @@ def test_lightning_resumes_with_fsdp_on_another_number_of_ranks_with_the_losses_
     assert first == whole[:2]
     assert lightning(2, 4, load=folder) == whole[2:]
     assert lightning(4, 4, load=folder) == pytest.approx(whole[2:], rel=1e-5)
+    assert lightning(2, 4, load=folder, way="inside") == whole[2:]
+
+
+def in_backward(folder: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status of `tests.distributed.killed` on three ranks, and what the ranks that are left told."""
+    load = words[0] if words else "-"
+    status, output = torchrun(["-m", "tests.distributed.killed", str(folder), load, *words[1:]], ranks=3)
+    lines = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith(("RESULT ", "SURVIVOR "))]
+    assert lines, output[-6000:]
+    return status, sorted(map(json.loads, lines), key=str)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_in_backward(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    status, ranks = in_backward(tmp_path_factory.mktemp("whole"))
+    assert status == 0 and len(ranks) == 3
+    return ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["hook", "between"])
+@pytest.mark.parametrize("failure", ["killed", "stopped"])
+def test_a_rank_that_is_lost_inside_backward_leaves_errors_weights_of_whole_steps_and_an_exact_checkpoint(
+    failure: str, place: str, tmp_path: Path, uninterrupted_in_backward: list[dict[str, Any]]
+) -> None:
+    """Lost after the gradients of a block were reduced, or between the two reductions of its step."""
+    status, survivors = in_backward(tmp_path, "-", failure, place)
+    assert status != 0 and len(survivors) == 2
+    errors = {"killed": ("Connection closed", "Connection reset"), "stopped": ("Timed out",)}[failure]
+    for survivor in survivors:
+        assert any(error in survivor["raised"] for error in errors)
+        stepped = [name for name, keys in survivor["changed"].items() if "step" in keys]
+        assert len(stepped) == 6 and all(name.startswith("blocks.2.") for name in stepped)
+        for name, keys in survivor["changed"].items():
+            if name in stepped:
+                assert {"weight", "momentum"} < set(keys)
+            elif place == "between" and name.startswith("blocks.1."):
+                assert set(keys) <= {"row", "col"}  # as the docs say, which send the reader to the last checkpoint
+            else:
+                raise AssertionError(f"{name} has changed: {keys}")
+        assert survivor["again"].startswith("RuntimeError: ")  # what is left cannot be taken for a step of the whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    status, resumed = in_backward(tmp_path, str(tmp_path / "2"))
+    assert status == 0
+    assert [rank["bits"] for rank in resumed] == [rank["bits"] for rank in uninterrupted_in_backward]
+    losses = sorted(rank["losses"][2:] for rank in uninterrupted_in_backward)
+    assert sorted(rank["losses"] for rank in resumed) == losses

@@ -36,6 +36,29 @@ def test_experts_keep_their_factors_to_themselves(launch: str, request: pytest.F
 
 
 @BOTH
+@pytest.mark.parametrize("keywords", ["Algorithm 6", "row P", "stochastic", "raise"])
+def test_slices_step_where_they_are_and_send_nothing(
+    launch: str, keywords: str, request: pytest.FixtureRequest
+) -> None:
+    for rank in request.getfixturevalue(launch)["slices"][keywords]:
+        assert rank["differs"] == [] and rank["sent"] == [] and rank["names"]
+        assert rank["skipped"] == (0 if keywords == "raise" else 2)
+
+
+@BOTH
+def test_slices_go_with_what_is_reduced_and_through_torchs_state_dicts(
+    launch: str, request: pytest.FixtureRequest
+) -> None:
+    results = request.getfixturevalue(launch)["slices"]
+    for rank in results["among others"]:
+        assert max(rank["errors"].values()) < 1e-12 and set(rank["steps"]) == {4}
+    assert [rank["error"] for rank in results["FSDP2"]] == [0.0] * len(results["FSDP2"])
+    shapes = {"step": [5], "row": [5, 4], "col": [5, 6], "momentum": [5, 4, 6]}
+    assert all(rank["shapes"] == shapes for rank in results["FSDP2"])
+    assert all("axis 1 of experts (shape (4, 6, 8)) is cut" in said for said in results["across"])
+
+
+@BOTH
 def test_a_stage_of_a_pipeline_steps_alone_and_not_inside_backward_under_fsdp(
     launch: str, request: pytest.FixtureRequest
 ) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from adafactor import Adafactor
 from adafactor.trainers import FromModel
@@ -85,10 +87,43 @@ def test_frozen_parameters_are_left_out() -> None:
     assert [name for group in optimizer.param_groups for name in group["param_names"]] == ["1.weight", "1.bias"]
 
 
-def test_the_step_in_backward_is_refused_among_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_processes(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Let trainers believe that there are so many."""
+    patch.setattr("adafactor.trainers.is_initialized", lambda: True)
+    patch.setattr("adafactor.trainers.get_world_size", lambda: count)
+
+
+def test_the_step_in_backward_is_refused_among_several_processes_without_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer wraps the model in DistributedDataParallel only afterwards, so that nobody else could notice."""
-    monkeypatch.setattr("adafactor.trainers.is_initialized", lambda: True)
-    monkeypatch.setattr("adafactor.trainers.get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match="needs a single process"):
-        FromModel()(nn.Linear(3, 2), step_in_backward=True)
-    FromModel()(nn.Linear(3, 2))
+    in_processes(monkeypatch, 2)
+    model = nn.Linear(3, 2)
+    optimizer = FromModel()(model, step_in_backward=True)
+    with pytest.raises(ValueError, match="among 2 processes needs a model that FSDP2 has sharded.*process_group=…"):
+        model(torch.ones(3))
+    optimizer = FromModel()(model)
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+
+
+def test_among_processes_it_is_attached_when_the_model_or_what_wraps_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_processes(monkeypatch, 1)
+    model, another = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer = FromModel()(model, step_in_backward=True)
+    another(torch.ones(3))
+    assert model.weight._post_accumulate_grad_hooks is None
+    nn.Sequential(model, nn.Tanh())(torch.ones(3)).sum().backward()
+    assert float(optimizer.state[model.weight]["step"]) == 1
+    assert not module._global_forward_pre_hooks
+
+
+def test_a_model_that_nobody_calls_is_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_processes(monkeypatch, 1)
+    model = nn.Linear(3, 2)
+    reference = weakref.ref(model)
+    FromModel()(model, step_in_backward=True)
+    del model
+    assert reference() is None
+    nn.Linear(3, 2)(torch.ones(3))
+    assert not module._global_forward_pre_hooks

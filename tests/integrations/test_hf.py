@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import adafactor
-from adafactor import Adafactor, MigrationWarning, hf
+from adafactor import Adafactor, hf
 from adafactor.core.settings import Settings
 from adafactor.migration.fairseq import TRANSFORMERS
 
@@ -24,6 +24,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     ABSOLUTE,
     {**ABSOLUTE, "weight_decay": 0.1, "clip_threshold": 0.5, "decay_rate": -0.7, "eps": (1e-20, 1e-2)},
     {"lr": 1e-2, "relative_step": False, "warmup_init": False},
+    {"weight_decay": 0.1, "beta1": 0.9},
 ]
 
 
@@ -168,6 +169,25 @@ def test_warm_up_cannot_be_counted_where_parameters_step_alone() -> None:
         optimizer.step_param(next(model.parameters()))
 
 
-def test_what_differs_is_said_as_by_like() -> None:
-    with pytest.warns(MigrationWarning, match="multiplies weight_decay by"):
-        hf.Adafactor(net().parameters(), weight_decay=0.1)
+def test_what_weight_decay_is_by_may_be_said_for_all_or_for_a_group() -> None:
+    first, second = net().children()
+    groups = [{"params": first.parameters(), "weight_decay_by": "lr"}, {"params": second.parameters()}]
+    assert [g["weight_decay_by"] for g in hf.Adafactor(groups, weight_decay=0.1).param_groups] == ["lr", "alpha"]
+    groups = [{"params": first.parameters()}, {"params": second.parameters(), "axes": None}]
+    ours = hf.Adafactor(groups, weight_decay=0.1, weight_decay_by="rho").param_groups
+    assert [(g["weight_decay_by"], g["axes"]) for g in ours] == [("rho", (-2, -1)), ("rho", None)]
+
+
+@pytest.mark.filterwarnings("ignore:the state dict has another `momentum_dtype`:RuntimeWarning")
+@pytest.mark.parametrize("momentum_dtype", ["bfloat16", "int8"])
+def test_a_momentum_of_transformers_is_kept_as_ours_says(momentum_dtype: str) -> None:
+    optimization = pytest.importorskip("transformers.optimization")
+    model = nn.Sequential(nn.Linear(6, 256), nn.Linear(256, 128))
+    theirs = optimization.Adafactor(model.parameters(), beta1=0.9)
+    taken(model, theirs, range(2))
+    ours = hf.Adafactor(model.parameters(), beta1=0.9, momentum_dtype=momentum_dtype)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["momentum_dtype"] == momentum_dtype
+    state = list(ours.state.values())[2]  # of the larger matrix
+    assert (state["momentum"].dtype == torch.bfloat16) if momentum_dtype == "bfloat16" else "momentum_int8" in state
+    taken(model, ours, range(2, 4))

@@ -120,7 +120,7 @@ def test_tables_are_uploaded_only_when_they_have_changed(monkeypatch: pytest.Mon
             p.grad = torch.ones(20, 16)
         optimizer.param_groups[0]["lr"] = 0.01 if i < 5 else 0.02
         optimizer.step()
-        one = optimizer._buckets[None].executors[0]
+        one = optimizer._buckets.of[None].executors[0]
         assert isinstance(one, work.Executor)
         uploads.append(one.given.uploads + one.numbers.uploads)
     # the first step measures X and the second one no longer; a gradient elsewhere; another learning rate

@@ -63,7 +63,7 @@ def test_bytes_are_those_of_the_units_that_the_tables_hold() -> None:
     with on_a_cpu(), Launches():
         optimizer = Adafactor(model.make(), backend="triton")
         optimizer.step()
-    found = optimizer._buckets[None].executors
+    found = optimizer._buckets.of[None].executors
     sizes = moved(found)  # type: ignore[arg-type]
     matrices = sum(p.numel() for p in model.make() if p.dim() > 1)
     units = 0

@@ -311,7 +311,7 @@ p = torch.nn.Parameter(torch.ones(4, 3))
 p.grad = torch.ones(4, 3)
 optimizer = Adafactor([p])
 optimizer.step()
-print(type(optimizer._buckets[None].executors[0]).__module__)
+print(type(optimizer._buckets.of[None].executors[0]).__module__)
 """
     environment = {**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)}
     strict = ["-W", "error", "-W", "ignore::DeprecationWarning"]  # Triton 3.6's interpreter has one

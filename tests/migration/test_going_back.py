@@ -33,9 +33,10 @@ def trained(keywords: dict[str, Any], shapes: Shapes, dtype: torch.dtype) -> tup
 @pytest.mark.parametrize(
     ("target", "keywords"),
     [
-        ("torch", {"weight_decay": 0.1}),
+        ("torch", {"lr": 0.3, "weight_decay": 0.1, "weight_decay_by": "lr"}),
         ("torch", {"lr": 0.1, "clip": None, "decay_rate": 0.6, "maximize": True}),
         pytest.param("transformers", {"beta1": 0.9}, marks=SLOW),
+        pytest.param("transformers", {"weight_decay": 0.1, "weight_decay_by": "alpha"}, marks=SLOW),
         pytest.param("transformers", {"lr": 1e-3, "lr_decay": None, "clip": 0.5}, marks=SLOW),
         pytest.param(
             "transformers", {"lr": 1e-3, "lr_decay": None, "relative": False, "weight_decay": 0.1}, marks=SLOW
@@ -57,7 +58,8 @@ def test_the_other_takes_our_steps(target: str, keywords: dict[str, Any], dtype:
 @pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
 @pytest.mark.parametrize("target", TARGETS)
 def test_there_and_back_again_is_the_same_state(target: str) -> None:
-    ours, _ = trained(LAST_TWO, SHAPES, torch.float32)
+    by = PEERS[target].fixed["weight_decay_by"]
+    ours, _ = trained({**LAST_TWO, "weight_decay": 0.1, "weight_decay_by": by}, SHAPES, torch.float32)
     saved = ours.state_dict()
     there = adafactor.migrate(saved, "adafactor", target)
     back = adafactor.migrate(there, target)
@@ -87,6 +89,11 @@ def test_from_one_peer_to_another_by_way_of_ours() -> None:
         ("transformers", {"factored": "row"}, "factored='row'"),
         ("transformers", {"beta1": 0.9, "momentum_of": "gradient"}, "momentum_of='gradient'"),
         ("transformers", {"maximize": True}, "maximize=True"),
+        ("transformers", {"weight_decay": 0.1}, "weight_decay_by='rho'"),
+        ("torch", {"weight_decay": 0.1}, "weight_decay_by='rho'"),
+        ("torch", {"weight_decay": 0.1, "weight_decay_by": 1e-2}, "weight_decay_by=0.01"),
+        ("transformers", {"beta1": 0.9, "momentum_dtype": "int8"}, "momentum_dtype='int8'"),
+        ("transformers", {"beta2_max": 0.999}, "beta2_max=0.999"),
         ("transformers", {"lr": 0.1}, "nothing like lr=0.1 with lr_decay='rsqrt'"),
         *((target, {"rounding": "kahan"}, "nothing like rounding='kahan'") for target in TARGETS),
         *((target, {"rounding": "stochastic", "seed": 3}, "rounding='stochastic', seed=3") for target in TARGETS),

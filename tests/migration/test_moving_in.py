@@ -31,7 +31,7 @@ TORCH: list[dict[str, Any]] = [
     {},
     {"lr": 0.1},
     {"lr": 0.03, "beta2_decay": -0.5, "d": 2.0, "eps": (1e-12, 1e-2)},
-    {"weight_decay": 0.1},
+    {"lr": 0.3, "weight_decay": 0.1},  # above 1/√t from step 12 on
     {"maximize": True, "foreach": True},
 ]
 TRANSFORMERS: list[dict[str, Any]] = [
@@ -40,10 +40,12 @@ TRANSFORMERS: list[dict[str, Any]] = [
     {**ABSOLUTE, "beta1": 0.9, "weight_decay": 0.1},
     {"scale_parameter": False, "beta1": 0.9, "clip_threshold": 0.5},
     {"beta1": 0.0, "decay_rate": -0.6, "eps": (1e-20, 1e-2)},
+    {"beta1": 0.9, "weight_decay": 0.1},
 ]
 TIMM: list[dict[str, Any]] = [
     {},
     {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1},
+    {"weight_decay": 0.1},
     {"min_dim_size_to_factor": 1},
     {"min_dim_size_to_factor": 1000, "scale_parameter": False, "eps": 1e-20, "eps_scale": 1e-2},
 ]
@@ -57,6 +59,7 @@ PYTORCH_OPTIMIZER: list[dict[str, Any]] = [
     EXACT,
     {**EXACT, "foreach": False, "clip_threshold": 0.5, "maximize": True},
     {**EXACT, **ABSOLUTE, "weight_decay": 0.1},
+    {**EXACT, "weight_decay": 0.1},
     {**EXACT, "weight_decay": 1e-3, "fixed_decay": True},
 ]
 CASES = [
@@ -67,21 +70,74 @@ CASES = [
     *(("pytorch_optimizer", SHAPES, arguments) for arguments in PYTORCH_OPTIMIZER),
 ]
 UNSAVED = ("clip_threshold", "momentum_dtype", "maximize", "decay_rate")
+TOLD = pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")  # of others, a warning is an error
+SLOW = [pytest.mark.slow]
+# ε₁ of torch, and what pytorch_optimizer's state dicts do not say
+MARKS: dict[str, list[pytest.MarkDecorator]] = {"torch": [TOLD], "pytorch_optimizer": [TOLD, *SLOW]}
 
 
-@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("source", "shapes", "arguments"),
-    [
-        pytest.param(*case, id=f"{case[0]} {case[2]}", marks=[] if case[0] == "torch" else [pytest.mark.slow])
-        for case in CASES
-    ],
+    [pytest.param(*case, id=f"{case[0]} {case[2]}", marks=MARKS.get(case[0], SLOW)) for case in CASES],
 )
 def test_both_take_the_same_steps(source: str, shapes: Shapes, arguments: dict[str, Any], dtype: torch.dtype) -> None:
     given = {**arguments, **(FLOAT32 if dtype == torch.float32 and "momentum_dtype" in arguments else {})}
     unsaved = {key: given[key] for key in UNSAVED if key in given} if source == "pytorch_optimizer" else None
     assert moved_apart(source, shapes, given, unsaved=unsaved, dtype=dtype) < SAME[dtype]
+
+
+UNSCALED = {"weight_decay": 1e-2, "unscaled_wd": True}
+SCHEDULED: list[tuple[str, dict[str, Any]]] = [
+    ("torch", {"lr": 1e-2, "weight_decay": 0.1}),
+    ("timm", {"lr": 1e-2, "betas": (0.9, 0.999), "weight_decay": 0.1}),
+    ("timm_bv", {**EXACT, "lr": 1e-2}),
+    ("timm_bv", {**EXACT, **UNSCALED, "lr": 1e-2}),
+    ("timm_bv", {**EXACT, **UNSCALED, "lr": 1e-2, "corrected_weight_decay": True}),
+    ("timm_bv", {**EXACT, "lr": 1e-2, "weight_decay": 0.1, "corrected_weight_decay": True}),
+    ("pytorch_optimizer", {**EXACT, **ABSOLUTE, "weight_decay": 1e-3, "fixed_decay": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [pytest.param(*case, id=f"{case[0]} {case[1]}", marks=MARKS.get(case[0], SLOW)) for case in SCHEDULED],
+)
+def test_both_take_the_same_steps_when_lr_changes(source: str, arguments: dict[str, Any]) -> None:
+    unsaved = EXACT if source == "pytorch_optimizer" else {"lr": arguments["lr"]}
+    assert moved_apart(source, CONVOLUTIONS, arguments, unsaved=unsaved, lr_after=5e-3) < SAME[torch.float64]
+
+
+@pytest.mark.slow
+def test_the_lr_that_a_corrected_decay_divides_by_is_that_of_the_optimizer_or_is_asked_for() -> None:
+    params = parameters([(24, 18), (5,)])
+    groups = [{"params": params[:1], "lr": 1e-3}, {"params": params[1:]}]
+    arguments = {"lr": 1e-2, "momentum": None, "weight_decay": 0.1, "corrected_weight_decay": True}
+    ours = adafactor.like("timm_bv", groups, **arguments)
+    assert [(g["lr"], g["weight_decay_by"]) for g in ours.param_groups] == [(1e-3, 1e-2), (1e-2, 1e-2)]
+    theirs = original("timm_bv")(params, **arguments)
+    torch.optim.lr_scheduler.ConstantLR(theirs, 0.5)
+    with notes() as told:
+        moved = adafactor.migrate(theirs.state_dict(), "timm_bv")
+    assert "do not hold the lr that it was made with" in told[0] and "taken as 0.01" in told[0]
+    assert (moved["param_groups"][0]["lr"], moved["param_groups"][0]["weight_decay_by"]) == (5e-3, 1e-2)
+
+
+@TOLD
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["timm_bv", "pytorch_optimizer"])
+def test_a_momentum_in_bfloat16_moves_in_bit_for_bit(source: str) -> None:
+    params = parameters(CONVOLUTIONS)
+    theirs = original(source)(params)
+    steps(theirs, params, range(BEFORE))
+    mine = [p.detach().clone().requires_grad_() for p in params]
+    ours = adafactor.like(source, mine)
+    ours.load_state_dict(adafactor.migrate(theirs.state_dict(), source, params=mine))
+    for p, q in zip(params, mine, strict=True):
+        assert ours.state[q]["momentum"].dtype == torch.bfloat16
+        assert torch.equal(ours.state[q]["momentum"], theirs.state[p]["exp_avg"])
+    group = ours.param_groups[0]
+    assert (group["momentum_dtype"], group["momentum_rounding"]) == ("bfloat16", "nearest")
 
 
 @pytest.mark.slow
@@ -209,10 +265,6 @@ def test_groups_names_and_frozen_parameters_move_in(source: str) -> None:
     ours.load_state_dict(adafactor.migrate(theirs.state_dict(), source, params=_groups(twin)))
     assert ours.param_groups[1]["param_names"] == ["0.bias", "2.bias"]
     assert twin[0].bias not in ours.state
-    for group in ours.param_groups[1:] if source == "transformers" else []:
-        group["weight_decay"] = 0.0  # theirs is multiplied by α
-    for group in theirs.param_groups[1:] if source == "transformers" else []:
-        group["weight_decay"] = 0.0
     _train(model, theirs, range(4, 24))
     _train(twin, ours, range(4, 24))
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):

@@ -23,11 +23,18 @@ def named(shapes: Shapes, dtype: torch.dtype = torch.float64) -> list[tuple[str,
 
 
 def go_on(
-    source: str, mine: list[tuple[str, Tensor]], tree: Any, arguments: dict[str, Any], after: int = AFTER
+    source: str,
+    mine: list[tuple[str, Tensor]],
+    tree: Any,
+    arguments: dict[str, Any],
+    after: int = AFTER,
+    lr_after: float | None = None,
 ) -> list[Tensor]:
-    """Load the tree and take the steps that the original takes."""
+    """Load the tree and take the steps that the original takes; `lr_after` is an lr that is set with the move."""
     ours = adafactor.like(source, mine, **arguments)
     ours.load_state_dict(adafactor.migrate(tree, source, params=mine, arguments=arguments))
+    for group in ours.param_groups if lr_after is not None else []:
+        group["lr"] = lr_after
     params = [p for _, p in mine]
     steps(ours, params, range(BEFORE, BEFORE + after))
     return params
@@ -37,21 +44,44 @@ OPTAX: list[dict[str, Any]] = [
     {"min_dim_size_to_factor": 10},
     {"learning_rate": 1e-2, "min_dim_size_to_factor": 16, "momentum": 0.9},
     {"learning_rate": 1e-2, "multiply_by_parameter_scale": False, "momentum": 0.9, "weight_decay_rate": 1e-3},
+    {"min_dim_size_to_factor": 10, "weight_decay_rate": 1e-2},
     {"learning_rate": 1e-2, "clipping_threshold": None, "factored": False, "eps": 1e-20},
     {"learning_rate": 1e-2, "decay_offset": 5, "min_dim_size_to_factor": 2},
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
-@pytest.mark.parametrize("arguments", OPTAX, ids=str)
-def test_optax_and_ours_take_the_same_steps(arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    return pytest.importorskip("jax")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", OPTAX, ids=str)
+def test_optax_and_ours_take_the_same_steps(arguments: dict[str, Any], jax: Any) -> None:
+    assert apart(*move_from_optax(jax, arguments)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "words", "size"), [("bfloat16", "2 %", 0.02), ("float16", "(0.1 % in float16)", 0.001)]
+)
+def test_what_a_momentum_in_half_precision_does_there_is_as_large_as_it_is_said_to_be(
+    dtype: str, words: str, size: float, jax: Any
+) -> None:
+    with notes() as told:
+        ends = move_from_optax(jax, {**OPTAX[1], "dtype_momentum": dtype}, after=20)
+    assert words in told[0]
+    assert size / 2 < apart(*([p.double() for p in each] for each in ends)) < 2 * size
+
+
+def move_from_optax(jax: Any, arguments: dict[str, Any], after: int = AFTER) -> tuple[list[Tensor], ...]:
+    """Train with optax, move in, go on with both: where ours ends, where theirs ends, and where both started."""
+    optax = pytest.importorskip("optax")
     params = named(SHAPES + STACKED, torch.float32)
     tree = {"layer": {str(i): jax.numpy.asarray(p.detach().numpy()) for i, (_, p) in enumerate(params)}}
     state = None
-    for t in range(BEFORE + AFTER):
+    for t in range(BEFORE + after):
         # an offset is for going on after a pre-training without one
         late = {} if t >= BEFORE else {"decay_offset": 0}
         optimizer = optax.adafactor(**{**arguments, **late})
@@ -59,18 +89,19 @@ def test_optax_and_ours_take_the_same_steps(arguments: dict[str, Any], monkeypat
         if t == BEFORE:
             values = [torch.tensor(np.asarray(value)) for value in tree["layer"].values()]
             mine = [(name, value.clone().requires_grad_()) for (name, _), value in zip(params, values, strict=True)]
-            moved = go_on("optax", mine, state, arguments)
+            moved = go_on("optax", mine, state, arguments, after)
         grads = {"layer": {str(i): gradient(p, t, i).numpy() for i, (_, p) in enumerate(params)}}
         updates, state = optimizer.update(grads, state, tree)
         tree = optax.apply_updates(tree, updates)
-    ends = [torch.tensor(np.asarray(value)) for value in tree["layer"].values()]
-    assert apart(moved, ends, values) < 1e-5
+    return moved, [torch.tensor(np.asarray(value)) for value in tree["layer"].values()], values
 
 
 T5X_ARGUMENTS: list[dict[str, Any]] = [
     {"learning_rate": 1e-2, "min_dim_size_to_factor": 10},
     {"learning_rate": 1e-3, "beta1": 0.9, "weight_decay_rate": 1e-4, "multiply_by_parameter_scale": False},
     {"learning_rate": 1e-2, "clipping_threshold": None, "step_offset": 4, "min_dim_size_to_factor": 2},
+    {"learning_rate": 1e-2, "weight_decay_rate_lr_exponent": 1, "factored": False},
+    {"learning_rate": 1e-2, "weight_decay_rate": 10.0, "weight_decay_rate_lr_exponent": 2},
 ]
 
 
@@ -87,14 +118,14 @@ def t5x_steps(theirs: T5X, params: list[tuple[str, Tensor]], span: range) -> Non
         theirs.step({n.replace(".", "/"): gradient(p, t, i).numpy() for i, (n, p) in enumerate(params)})
 
 
-@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
 @pytest.mark.parametrize("arguments", T5X_ARGUMENTS, ids=str)
-def test_t5x_and_ours_take_the_same_steps(arguments: dict[str, Any]) -> None:
+def test_t5x_and_ours_take_the_same_steps_also_when_lr_changes(arguments: dict[str, Any]) -> None:
     params = named(SHAPES)
     theirs, tree = train_t5x(params, arguments, {"step_offset": 0})
     start = [torch.tensor(p) for p in theirs.params.values()]
     mine = [(name, x.clone().requires_grad_()) for (name, _), x in zip(params, start, strict=True)]
-    moved = go_on("t5x", mine, tree, arguments)
+    moved = go_on("t5x", mine, tree, arguments, lr_after=5e-3)
+    theirs.hyper["learning_rate"] = 5e-3
     t5x_steps(theirs, params, range(BEFORE, BEFORE + AFTER))
     assert apart(moved, [torch.tensor(p) for p in theirs.params.values()], start) < 1e-9
 
@@ -147,6 +178,7 @@ WRONG_TREES: list[tuple[dict[str, Any], str]] = [
     ({"arguments": {}}, "takes no step without a learning_rate"),
     ({"arguments": {"learning_rate": 1e-2, "beta1": 0.9}}, "momentum of shape"),
     ({"arguments": {"lr": 1e-2}}, "has no argument 'lr'"),
+    ({"arguments": {"learning_rate": 1e-2, "weight_decay_rate_lr_exponent": 3}}, "exponent=3 must be None, 0, 1 or 2"),
 ]
 
 
@@ -166,6 +198,7 @@ FAIRSEQ: list[dict[str, Any]] = [
     {},
     {"beta1": 0.9, "scale_parameter": False},
     {"lr": 1e-3, "relative_step": False, "scale_parameter": False, "weight_decay": 0.1},
+    {"weight_decay": 0.1},
 ]
 
 

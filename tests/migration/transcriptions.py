@@ -64,9 +64,10 @@ class T5X:
             "beta1": None,
             "clipping_threshold": 1.0,
             "weight_decay_rate": None,
+            "weight_decay_rate_lr_exponent": None,
             "factor_map": {},
         }
-        fixed = {"min_dim_size_to_factor": 128, "step_offset": 0, "multiply_by_parameter_scale": True}
+        fixed = {"min_dim_size_to_factor": 128, "factored": True, "step_offset": 0, "multiply_by_parameter_scale": True}
         self.hyper = {"learning_rate": learning_rate, **defaults, **fixed, **arguments}
         self.params = {path: np.array(p, dtype=np.float64) for path, p in params.items()}
         self.steps = 0
@@ -76,7 +77,8 @@ class T5X:
         """(d1, d0): the row and the column axis."""
         if rule := self.hyper["factor_map"].get(path):
             return rule.index("row"), rule.index("column")
-        if len(shape) < 2 or sorted(shape)[-2] < self.hyper["min_dim_size_to_factor"]:
+        least = self.hyper["min_dim_size_to_factor"]
+        if not self.hyper["factored"] or len(shape) < 2 or sorted(shape)[-2] < least:
             return None
         d1, d0 = np.argsort(shape, kind="stable")[-2:]
         return int(d1), int(d0)
@@ -127,4 +129,7 @@ class T5X:
         change = scale * y
         if h["beta1"] is not None:
             change = s["m"] = h["beta1"] * s["m"] + (1 - h["beta1"]) * change
-        return np.asarray((1 - (h["weight_decay_rate"] or 0.0)) * p - change)
+        decay = h["weight_decay_rate"] or 0.0
+        if exponent := h["weight_decay_rate_lr_exponent"]:
+            decay = (h["weight_decay_rate"] or 1.0) * h["learning_rate"] ** exponent
+        return np.asarray((1 - decay) * p - change)

@@ -55,6 +55,7 @@ WRONG = [
     ("beta2_max", 1.0, ValueError, "below 1"),
     ("min_factored", -1, ValueError, "at least 0"),
     ("min_factored", 2.5, TypeError, "integer"),
+    ("per_slice", 1, ValueError, "must be one of False, True"),
     ("weight_decay", -0.1, ValueError, "at least 0"),
     ("axes", 3, TypeError, "pair"),
     ("axes", (0.5, 1), TypeError, "integers"),

@@ -280,6 +280,26 @@ def test_cut_into_many_parts_by_eager_blocks_stay_whole(monkeypatch: pytest.Monk
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=np.abs(one).max() / 100)
 
 
+@FORMATS
+def test_the_slices_of_a_stack_have_it_as_parameters_of_their_own_do(format: str) -> None:
+    for shape in [(3, 40, 130), (3, 10, 100)]:  # the second one's slices are too small for int8, the stack is not
+        (stack,) = parameters(shapes=[shape])
+        alone = [Parameter(x.detach().clone()) for x in stack]
+        keywords: dict[str, Any] = {"beta1": 0.9, "momentum_dtype": format, "momentum_rounding": "nearest"}
+        together, apart = Adafactor([stack], per_slice=True, **keywords), Adafactor(alone, **keywords)
+        for t in (1, 2):
+            set_gradients([stack], t)
+            assert stack.grad is not None
+            for p, g in zip(alone, stack.grad, strict=True):
+                p.grad = g.clone()
+            together.step()
+            apart.step()
+        for i, p in enumerate(alone):
+            assert torch.equal(stack[i], p)
+            for key, value in apart.state[p].items():
+                assert torch.equal(together.state[stack][key][i], value), key
+
+
 def test_without_beta1_it_is_refused() -> None:
     with pytest.raises(ValueError, match="momentum_dtype='int8' needs a momentum: set beta1"):
         Adafactor(parameters(), momentum_dtype="int8")

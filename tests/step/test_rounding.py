@@ -18,8 +18,7 @@ from torch import Tensor
 
 from adafactor import Adafactor
 from adafactor.core.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
-from adafactor.kernels.cpu.native.elements import random_word
-from adafactor.kernels.cpu.native.lines import store_stochastic
+from adafactor.kernels.cpu.native.lines import draw, store_stochastic
 from tests import inside
 
 DRAWS = 100_000
@@ -47,7 +46,9 @@ def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @njit
 def _store(x: Any, values: Any, first: int, step: int, key1: Any, key2: Any) -> None:
-    store_stochastic(x, values, first, step, key1, key2)
+    words = np.empty(len(values), np.uint32)
+    draw(words, first, step, key1, key2)
+    store_stochastic(x, values, words)
 
 
 @SHORT
@@ -104,13 +105,22 @@ def test_random_numbers_are_the_same_in_numbers_in_tensors_and_in_loops(first: i
     tensors = random_words(
         torch.arange(first, first + 6), keys(roots(2**63 + 5, 7), torch.tensor(12.0, dtype=torch.float64))
     )
-    loops = [int(_word(first + i, np.uint32(pair[0]), np.uint32(pair[1]))) for i in range(6)]
-    assert numbers == tensors.tolist() == loops and len(set(numbers)) == 6
+    loops = np.empty(6, np.uint32)
+    _draw(loops, first, 1, np.uint32(pair[0]), np.uint32(pair[1]))
+    assert numbers == tensors.tolist() == loops.tolist() and len(set(numbers)) == 6
+
+
+@pytest.mark.parametrize("step", [0, 1, 7, 2**31, 2**32 - 1, 2**33 + 5])
+def test_the_loops_draw_32_bits_at_a_time_also_where_the_upper_half_of_a_number_changes(step: int) -> None:
+    pair, first, count = keys(roots(1, 2), 3), 3 * 2**32 - 20, 50
+    loops = np.empty(count, np.uint32)
+    _draw(loops, first, step, np.uint32(pair[0]), np.uint32(pair[1]))
+    assert loops.tolist() == [random_words(first + i * step, pair) for i in range(count)]
 
 
 @njit
-def _word(element: int, key1: Any, key2: Any) -> Any:
-    return random_word(element, key1, key2)
+def _draw(words: Any, first: int, step: int, key1: Any, key2: Any) -> None:
+    draw(words, first, step, key1, key2)
 
 
 def test_seed_parameter_step_and_element_each_give_other_random_numbers() -> None:

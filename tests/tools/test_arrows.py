@@ -18,7 +18,7 @@ LAYERS = (
     ("algorithm",),
     ("kernels", "distributed"),
     ("check",),
-    ("optimizer", "schedules"),
+    ("optimizer", "recipes", "schedules"),
     ("backward",),
     ("trainers", "record", "equations"),
     ("axolotl", "diagnostics", "migration", "planning"),

@@ -105,8 +105,10 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
 
 def test_the_api_reference_has_every_public_name(site: Path) -> None:
     places = Page(site / "api.html").places
-    names = {f"adafactor.{name}" for name in adafactor.__all__ if name != "schedules"}
-    names |= {f"adafactor.schedules.{name}" for name in ("warmup", "with_warmup", "without_warmup")}
+    names = {f"adafactor.{name}" for name in adafactor.__all__ if name not in ("recipes", "schedules")}
+    schedules = ("beta2_from_half_life", "warmup", "with_warmup", "without_warmup")
+    names |= {f"adafactor.schedules.{name}" for name in schedules}
+    names |= {f"adafactor.recipes.{name}" for name in adafactor.recipes.__all__}
     names |= {f"adafactor.diagnostics.{name}" for name in diagnostics.__all__ if name != "Record"}
     names |= {f"adafactor.Adafactor.{name}" for name in ("step", "report", "load_state_dict", "add_param_group")}
     assert names <= places, names - places

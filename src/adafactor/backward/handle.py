@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from adafactor.backward.spent import forget, spend
 from adafactor.backward.units import Turns, Unit, find_modules
 from adafactor.core import dtensor
+from adafactor.core.record import entries_of
 from adafactor.distributed.average import check_copies, group_of
 from adafactor.distributed.reductions import whole_norms
 from adafactor.distributed.shard import Group
@@ -98,7 +99,7 @@ class Handle:
         own = {p for p in self._parameters() if p not in inside and p.requires_grad}
         in_line = [p for p in model.parameters() if p in own and (group is not None or dtensor.is_sharded(p))]
         self._turns = Turns(modules, in_line, group, self._step_unit)
-        optimizer._step_apart(p for p in self._turns.units if dtensor.is_sharded(p))
+        optimizer._buckets.step_apart(p for p in self._turns.units if dtensor.is_sharded(p))
         self._hooks: Any = WeakTensorKeyDictionary()  # of parameters, which may be replaced and freed
         self._ends = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -144,7 +145,7 @@ class Handle:
             hook.remove()
         for p in list(self._hooks):
             forget(p)
-        self._optimizer._step_apart([])
+        self._optimizer._buckets.step_apart([])
         self._hooks, self._ends, self._norms = WeakTensorKeyDictionary(), [], {}
         self._optimizer.param_groups[0].pop(NORM, None)
 
@@ -297,11 +298,9 @@ def _check_pair(model: nn.Module, optimizer: Adafactor) -> None:
             ", which averages, uses and frees each gradient; or keep it and call optimizer.step() after backward()"
         )
     names = {p: name for name, p in model.named_parameters()}
-    held = {p: None for group in optimizer.param_groups for p in group["params"]}
-    given = [name for group in optimizer.param_groups for name in group.get("param_names", [])]
-    numbers = given if len(given) == len(held) else [f"parameter {number}" for number in range(len(held))]
+    held = {p for group in optimizer.param_groups for p in group["params"]}
     _refuse(
-        [number for p, number in zip(held, numbers, strict=True) if p not in names],
+        [entry.name for entry in entries_of(optimizer.param_groups) if entry.p not in names],
         "held by the optimizer, but not in the model; give step_in_backward a module that holds all of them",
     )
     _refuse(

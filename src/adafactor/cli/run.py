@@ -97,7 +97,7 @@ def _attaching(create: Any) -> Any:
         is_new = trainer.optimizer is None
         made = create(trainer, *args, **keywords)
         if is_new and isinstance(made, hf.Adafactor):
-            trainers.attach_in_one_process(trainer.model, made, **trainers.in_backward(trainer.args))
+            trainers.attach_in_trainer(trainer.model, made, **trainers.in_backward(trainer.args))
         return made
 
     return create_optimizer

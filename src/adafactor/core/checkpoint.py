@@ -14,13 +14,12 @@ from torch.optim.optimizer import StateDict
 
 from adafactor.core import dtensor
 from adafactor.core import state as states
-from adafactor.core.factoring import Factoring
 from adafactor.core.momentum import KEYS, blocks_of
-from adafactor.core.record import names_of
+from adafactor.core.record import entries_of
 from adafactor.core.settings import Settings, rename_momentum
 from adafactor.core.warn import warn
 
-Loaded = dict[Tensor, tuple[states.State, Factoring, str]]  # each with the factoring and `momentum_of` it is for
+Loaded = dict[Tensor, tuple[states.State, states.Origin]]
 
 
 def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Loaded:
@@ -39,24 +38,24 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
             name, held = next(pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1])
             raise ValueError(f"the optimizer has {name!r} where the state dict has {held!r}: another order")
     entries, loaded, converted = dict(state_dict["state"]), Loaded(), False
-    for group, saved, names in zip(groups, saved_groups, names_of(groups), strict=True):
+    named = [[entry.name for entry in entries_of(groups) if entry.group == i] for i in range(len(groups))]
+    for group, saved, names in zip(groups, saved_groups, named, strict=True):
         rename_momentum(saved)
         try:
             settings = Settings.of({**group, **defaults, **saved, "momentum_dtype": group["momentum_dtype"]})
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):
-            values, factoring = entries.pop(key, None), states.factoring_of(p, settings)
+            values, state = entries.pop(key, None), states.State()
             if values:
-                _check_entry(values, factoring, settings, name)
+                _check_entry(values, p, settings, name)
             elif not p.requires_grad:
                 continue
-            as_saved = replace(settings, momentum_dtype=_format(values or {}, factoring, settings))
+            as_saved = replace(settings, momentum_dtype=_format(values or {}, p, settings))
             converted |= as_saved != settings
-            state = states.new_state(p, factoring, as_saved, name)
+            states.fit(state, p, as_saved, name)
             _fill(state, values or {})
-            states.complete(state, p, factoring, settings, name)
-            loaded[p] = state, factoring, settings.momentum_of
+            loaded[p] = state, states.fit(state, p, settings, name)
     if entries:
         key = next(iter(entries))
         hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
@@ -66,12 +65,12 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
     return loaded
 
 
-def _format(values: Mapping[str, Any], factoring: Factoring, settings: Settings) -> str:
+def _format(values: Mapping[str, Any], p: Tensor, settings: Settings) -> str:
     """The `momentum_dtype` of a saved state."""
-    kept = values.get("momentum")
+    kept, is_float = values.get("momentum"), blocks_of(states.factoring_of(p, settings), settings) is None
     if "momentum_int8" in values:
         return "int8"
-    if not isinstance(kept, Tensor) or (settings.momentum_dtype == "int8" and not blocks_of(factoring, settings)):
+    if not isinstance(kept, Tensor) or (settings.momentum_dtype == "int8" and is_float):
         return settings.momentum_dtype
     return "bfloat16" if kept.dtype == torch.bfloat16 else "float32"
 
@@ -92,22 +91,22 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if key in state:
             value = _as_tensor(value)
-            dtensor.copy_(state[key], value.reshape(()) if key == "step" else value)
+            dtensor.copy_(state[key], value.reshape(state[key].shape) if key == "step" else value)
         else:
             state[key] = deepcopy(value)
 
 
-def _check_entry(state: states.State, factoring: Factoring, settings: Settings, name: str) -> None:
+def _check_entry(state: states.State, p: Tensor, settings: Settings, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
-    states.check_shapes(state, factoring, settings, name)
+    states.check_count(state, p, settings, name)
+    states.check_shapes(state, states.factoring_of(p, settings), settings, name)
     try:
-        step = _as_tensor(state["step"])
-        count = float(step) if step.numel() == 1 and not step.is_complex() else math.nan
+        counts = list(map(float, dtensor.local(_as_tensor(state["step"])).reshape(-1).tolist()))
     except (KeyError, TypeError, ValueError, RuntimeError):
-        count = math.nan
-    if not (count >= 0 and count.is_integer()):
+        counts = [math.nan]
+    if not all(count >= 0 and count.is_integer() for count in counts):
         raise ValueError(
-            f"the state of {name} has step={state.get('step')!r}; it must be one whole number that is not negative"
+            f"the state of {name} has step={state.get('step')!r}; it must be whole numbers that are not negative"
         )
 
 

@@ -33,6 +33,7 @@ from adafactor.core.record import StepMetrics
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
 
+Unit = tuple[Tensor, ...]  # parameters that step together inside backward
 Gradients = list[Tensor | None]  # one entry for each parameter; None where it has none this time
 Scale = tuple[Tensor, Tensor]  # a GradScaler's scale and found_inf
 EXACT_TYPES = {Tensor, torch.nn.Parameter}  # whose `data_ptr()` can be trusted; a subclass may have no storage
@@ -68,6 +69,9 @@ class Shard(Protocol):
     def counts_row(self) -> bool:
         """Whether this rank's copy of R, of those on several ranks, counts for mean(R)."""
 
+    def row_sums(self, rows: Tensor | None, row: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """This rank's means of G² and its Rₜ₋₁, added up over the rows; None where a rank has R whole."""
+
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ), of means of G² and Rₜ₋₁; None where a rank has R whole."""
 
@@ -92,6 +96,18 @@ class Parameter:
     shard: Shard | None = None
     form: Form | None = None  # of its last gradient; None: it never had one
     overlaps: bool = False  # its memory is also another parameter's
+    slices: list[Parameter] | None = None  # with `per_slice`, what steps in its place: views of it and its state
+
+    @property
+    def stepping(self) -> list[Parameter]:
+        """What steps for it: its slices on this rank, or itself."""
+        return [self] if self.slices is None else self.slices
+
+    def cut(self, g: Tensor | None) -> Gradients:
+        """The gradients of what steps for it."""
+        if self.slices is None:
+            return [g]
+        return [None] * len(self.slices) if g is None else list(g.unbind())
 
     @property
     def gradient(self) -> Form:
@@ -143,6 +159,9 @@ class Sums:
 
 class Ranks(Protocol):
     """The other ranks of sharded parameters."""
+
+    def ask_again(self) -> None:
+        """Agree anew at the next step: a state was loaded."""
 
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
         """Check every gradient, bring it to its parameter's placements, and make it local."""
@@ -197,6 +216,8 @@ class Backend(Protocol):
 
 
 Fallback = tuple[Parameter, str]  # a parameter that a backend left to `eager`, and why
+MakeShard = Callable[[Tensor, str, Factoring, bool, Shard | None], Shard]  # the last one for it, if it still fits
+MakeRanks = Callable[[list[Parameter], Ranks | None], Ranks]  # of a bucket, after those of the last such bucket
 Prepare = Callable[[list[Parameter], str], tuple[list[Executor], Fallback | None]]  # `kernels.prepare`
 
 

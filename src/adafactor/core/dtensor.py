@@ -56,11 +56,14 @@ def beginning(p: DTensor) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
 
 
-def zeros(p: DTensor, without: int, dtype: torch.dtype) -> Tensor:
-    """A statistic of `p` with one axis summed away: cut as `p` is, except where that axis is what is cut."""
-    part = p.to_local()
-    flat = torch.zeros(drop(tuple(part.shape), without), dtype=dtype, device=part.device)
-    return _whole(flat, p, drop(tuple(p.shape), without), [_place_without(place, without) for place in p.placements])
+def zeros(p: DTensor, without: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A statistic of `p` with some axes summed away: cut as `p` is, except where one of these is what is cut."""
+    part, placements = p.to_local(), list(p.placements)
+    shape, local_shape = tuple(p.shape), tuple(part.shape)
+    for axis in sorted(without, reverse=True):
+        shape, local_shape = drop(shape, axis), drop(local_shape, axis)
+        placements = [_place_without(place, axis) for place in placements]
+    return _whole(torch.zeros(local_shape, dtype=dtype, device=part.device), p, shape, placements)
 
 
 def zero_scales(p: DTensor, blocks: Blocks, name: str) -> Tensor:

@@ -90,15 +90,24 @@ def state_bytes(factoring: Factoring, dtype: torch.dtype, momentum: bool, compen
 
 @lru_cache(maxsize=4096)
 def find_factoring(
-    shape: Shape, factored: str | bool, axes: tuple[int, int] | None = None, min_factored: int = 0
+    shape: Shape,
+    factored: str | bool,
+    axes: tuple[int, int] | None = None,
+    min_factored: int = 0,
+    per_slice: bool = False,
 ) -> Factoring:
     """How a tensor of this shape is treated.
 
     Fewer than two axes: Algorithm 5. Two: Algorithm 4. More: the two largest are factored (of equals the
     later ones, so that stacked square layers stay a stack), unless `axes` names a (row, column) pair.
     An outer product with a side of length 1 is exact, so such a tensor is unfactored: same update, less state. So is
-    one with a factored axis shorter than `min_factored`.
+    one with a factored axis shorter than `min_factored`. A stack of slices is factored as each of them is.
     """
+    if per_slice and is_stack(shape):
+        one = find_factoring(shape[1:], factored, axes, min_factored)
+        if not isinstance(one, Factored):
+            return Unfactored(shape)
+        return Factored(shape, one.row_axis + 1, one.col_axis + 1, one.estimator)
     if factored is False or len(shape) < 2 or prod(shape) == 0:
         return Unfactored(shape)
     row, col = _largest_two(shape) if axes is None else _by_hand(shape, axes)
@@ -106,6 +115,11 @@ def find_factoring(
     if shorter < min_factored or (factored == "outer" and shorter == 1):
         return Unfactored(shape)
     return Factored(shape, row, col, str(factored))
+
+
+def is_stack(shape: Shape) -> bool:
+    """Whether there are slices to step by themselves: a vector is no stack of numbers, and nothing is no stack."""
+    return len(shape) > 1 and prod(shape) > 0
 
 
 def drop(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adafactor.core import rounding
-from adafactor.core.factoring import Factored, Factoring, Shape, find_factoring, statistics_dtype
+from adafactor.core.factoring import Factored, Factoring, Shape, find_factoring, is_stack, statistics_dtype
 from adafactor.core.settings import Settings
 
 BLOCK = 128
@@ -40,10 +40,11 @@ class Blocks(NamedTuple):
 def blocks_of(factoring: Factoring, settings: Settings) -> Blocks | None:
     """The blocks of an int8 momentum; None where it is kept as floating-point numbers."""
     shape = factoring.shape
-    if settings.momentum_dtype != "int8" or len(shape) < 2 or factoring.count < SMALLEST:
+    one = shape[1:] if settings.per_slice and is_stack(shape) else shape  # slices have blocks as if they were alone
+    if settings.momentum_dtype != "int8" or len(one) < 2 or prod(one) < SMALLEST:
         return None
     if not isinstance(factoring, Factored):
-        factoring = find_factoring(shape, "row", settings.axes)
+        factoring = find_factoring(shape, "row", settings.axes, 0, settings.per_slice)
     assert isinstance(factoring, Factored)
     axis = max(factoring.row_axis, factoring.col_axis)
     behind = prod(shape[axis + 1 :])

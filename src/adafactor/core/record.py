@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from adafactor.core import dtensor, sums
 from adafactor.core import equations as eq
 from adafactor.core.equations import Scalar
+from adafactor.core.factoring import is_stack
 
 
 @dataclass(frozen=True, slots=True)  # a history keeps many
@@ -20,7 +21,7 @@ class Record:
     """The metrics of one parameter, of the last step unless said otherwise; NaN before the first step.
 
     Attributes:
-        name: as given to the optimizer; without names, the parameter's number.
+        name: as given to the optimizer; without names, the parameter's number. With `per_slice`, `name[i]`.
         shape: of the parameter, whole also where it is sharded.
         rms_update: RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment.
         clip_rate: the share of steps since the last report in which the update was clipped (§6).
@@ -97,11 +98,40 @@ class StepMetrics:
         )
 
 
-def names_of(groups: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    """The names in each of an optimizer's groups; without any, the numbers that `state_dict` has for the parameters."""
-    number = itertools.count()
-    unnamed = [(group, [f"parameter {next(number)}" for _ in group["params"]]) for group in groups]
-    return [group.get("param_names", names) for group, names in unnamed]
+class Entry(NamedTuple):
+    """A parameter as it stands in an optimizer's groups."""
+
+    p: Tensor
+    name: str  # without names, its number
+    group: int
+    place: int  # in its group
+    number: int  # among all that are stepped, where each slice of a stack is one
+
+
+def entries_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Every parameter of an optimizer's groups, in their order."""
+    number, key = 0, itertools.count()  # the latter is what `state_dict` has for a parameter
+    for i, group in enumerate(groups):
+        unnamed = [f"parameter {next(key)}" for _ in group["params"]]
+        for place, (p, name) in enumerate(zip(group["params"], group.get("param_names", unnamed), strict=True)):
+            yield Entry(p, name, i, place, number)
+            number += len(p) if group.get("per_slice") and is_stack(tuple(p.shape)) else 1
+
+
+class Slice(NamedTuple):
+    """What of a parameter is stepped by itself."""
+
+    name: str
+    x: Tensor  # a view of the parameter, or itself
+    place: int | None  # along the first axis; None: it is the whole
+
+
+def slices_of(p: Tensor, name: str, per_slice: bool) -> list[Slice]:
+    """The slices of a parameter that this rank has; itself, where it is stepped as a whole."""
+    if not (per_slice and is_stack(tuple(p.shape))):
+        return [Slice(name, p, None)]
+    first = dtensor.beginning(p)[0] if dtensor.is_sharded(p) else 0
+    return [Slice(f"{name}[{i}]", x, i) for i, x in enumerate(dtensor.local(p.detach()).unbind(), start=first)]
 
 
 def relative_change(step_size: float, rms_update: float, rms_parameter: float, clip: float | None) -> float:

@@ -83,6 +83,7 @@ class Settings:
     weight_decay_by: str | float = _declare("rho", lambda name, value: _check_decay(name, value))
     axes: tuple[int, int] | None = _declare(None, lambda name, value: _check_axes(name, value))
     min_factored: int = _declare(0, lambda name, value: _check_integer(name, value))
+    per_slice: bool = _word(False, True)
     maximize: bool = _word(False, True)
     on_nonfinite: str = _word("skip", "raise", "ignore")
     rounding: str = _word("nearest", "stochastic", "kahan")

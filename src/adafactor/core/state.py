@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from adafactor.core import dtensor, momentum
-from adafactor.core.factoring import STEP_DTYPE, Factored, Factoring, find_factoring, statistics_dtype
+from adafactor.core.factoring import STEP_DTYPE, Factored, Factoring, find_factoring, is_stack, statistics_dtype
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
 
@@ -17,32 +17,53 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 State = dict[str, Any]  # tensors, and what users put beside them
 
 
+class Origin(NamedTuple):
+    """What a state was made for: settings that it does not show, and that may be edited."""
+
+    factoring: Factoring
+    momentum_of: str
+
+
 def factoring_of(p: Tensor, settings: Settings) -> Factoring:
     """Which axes of a parameter are factored under these settings."""
-    return find_factoring(tuple(p.shape), settings.factored, settings.axes, settings.min_factored)
+    s = settings
+    return find_factoring(tuple(p.shape), s.factored, s.axes, s.min_factored, s.per_slice)
+
+
+def is_sliced(p: Tensor, settings: Settings) -> bool:
+    """Whether the slices of a parameter along its first axis are stepped as parameters of their own."""
+    return settings.per_slice and is_stack(tuple(p.shape))
 
 
 def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) -> State:
     """Make the state of a parameter that has taken no step."""
     dtype = statistics_dtype(p.dtype)
-    state = {"step": torch.zeros((), dtype=STEP_DTYPE, device=p.device)}
+    state = {"step": _new_count(p, settings)}
     for key, shape in factoring.statistics.items():
         if key == "full":
             state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
         elif dtensor.is_sharded(p) and isinstance(factoring, Factored):
-            state[key] = dtensor.zeros(p, factoring.summed_axis(key), dtype)
+            state[key] = dtensor.zeros(p, [factoring.summed_axis(key)], dtype)
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     _add_missing(state, p, factoring, settings, name)
     return {key: value.detach() for key, value in state.items()}
 
 
-def complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
+def _new_count(p: Tensor, settings: Settings) -> Tensor:
+    """Zero steps of a parameter, or of each of its slices, cut as these are."""
+    if is_sliced(p, settings) and dtensor.is_sharded(p):
+        return dtensor.zeros(p, range(1, p.dim()), STEP_DTYPE)
+    return torch.zeros(p.shape[:1] if is_sliced(p, settings) else (), dtype=STEP_DTYPE, device=p.device)
+
+
+def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
     if not state:
         state.update(new_state(p, factoring, settings, name))
+    check_count(state, p, settings, name)
     check_shapes(state, factoring, settings, name)
-    convert_momentum(state, p, factoring, settings, name)
+    _convert_momentum(state, p, factoring, settings, name)
     _add_missing(state, p, factoring, settings, name)
     # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
     dtypes = {"step": STEP_DTYPE, "compensation": p.dtype, "momentum": momentum.float_dtype(p, settings)}
@@ -53,7 +74,7 @@ def complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, 
             state[key] = value.to(p.device, wanted)
 
 
-def convert_momentum(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
+def _convert_momentum(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Bring the momentum from int8 to floating-point numbers or back, if the settings say so; rounded to nearest."""
     blocks = momentum.blocks_of(factoring, settings)
     if (blocks is None) == ("momentum_int8" not in state) or not state.keys() & set(momentum.KEYS):
@@ -90,7 +111,22 @@ def _new_momentum(p: Tensor, factoring: Factoring, settings: Settings, name: str
     return {"momentum_int8": torch.zeros_like(p, dtype=torch.int8).detach(), "momentum_scale": scale}
 
 
-def exchange(state: State, before: Factoring, now: Factoring, name: str) -> None:
+def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin | None = None) -> Origin:
+    """Make a state, or make it fit settings that may have been edited since; return what it is made for now."""
+    check_slices(p, settings, name)
+    now = Origin(factoring_of(p, settings), settings.momentum_of)
+    if state and origin is not None:
+        if settings.beta1 and state.keys() & set(momentum.KEYS) and origin.momentum_of != now.momentum_of:
+            raise ValueError(
+                f"momentum_of of {name} changed in mid-run from {origin.momentum_of!r} to {now.momentum_of!r}: its "
+                f"state 'momentum' is an average of the {origin.momentum_of}s. Delete that entry to start a new one"
+            )
+        _exchange(state, origin.factoring, now.factoring, name)
+    _complete(state, p, now.factoring, settings, name)
+    return now
+
+
+def _exchange(state: State, before: Factoring, now: Factoring, name: str) -> None:
     """Follow a change of `axes` in mid-run: rows and columns may exchange their roles, nothing else may change.
 
     The update of Algorithm 4 is the same for (row, column) and (column, row); R and C of a square matrix have one
@@ -109,7 +145,7 @@ def exchange(state: State, before: Factoring, now: Factoring, name: str) -> None
     state["row"], state["col"] = state["col"], state["row"]
 
 
-def check_parameter(p: Tensor, name: str) -> None:
+def check_parameter(p: Tensor, name: str, settings: Settings) -> None:
     """Refuse what the optimizer cannot step."""
     if hasattr(p, "_fsdp_flattened"):
         raise ValueError(
@@ -119,6 +155,7 @@ def check_parameter(p: Tensor, name: str) -> None:
         raise TypeError(
             f"{name} has dtype {p.dtype}; Adafactor steps real floating-point parameters of 16, 32 or 64 bits only"
         )
+    factoring_of(p, settings)  # complains about axes that the parameter does not have
 
 
 def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
@@ -133,6 +170,30 @@ def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
         raise ValueError(f"{name} of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: was it replaced?")
     if g.dtype not in FLOATS:
         raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only floating-point gradients are supported")
+
+
+def check_slices(p: Tensor, settings: Settings, name: str) -> None:
+    """Refuse slices that are cut between ranks."""
+    if is_sliced(p, settings) and dtensor.is_sharded(p):
+        for place, ranks in zip(p.placements, p.device_mesh.shape, strict=True):
+            if ranks > 1 and dtensor.cut_axis(place) not in (None, 0):
+                raise ValueError(
+                    f"per_slice=True needs whole slices on each rank, but axis {dtensor.cut_axis(place)} of {name} "
+                    f"(shape {tuple(p.shape)}) is cut between {ranks} ranks; cut it along axis 0, or step it with "
+                    "per_slice=False"
+                )
+
+
+def check_count(state: State, p: Tensor, settings: Settings, name: str) -> None:
+    """Refuse a state of the whole for slices, or of slices for the whole: their statistics may have the same shapes."""
+    wanted = len(p) if is_sliced(p, settings) else 1
+    has = state["step"].numel() if isinstance(state.get("step"), Tensor) else 1
+    if has != wanted:
+        raise ValueError(
+            f"{name} of shape {tuple(p.shape)} with per_slice={settings.per_slice} needs a state 'step' of {wanted}, "
+            f"but the state has one of {has}: `per_slice` changed, or the groups are in another order. A state is of "
+            "the whole or of its slices: go on with the `per_slice` that it was made with, or start without a state"
+        )
 
 
 def check_shapes(state: State, factoring: Factoring, settings: Settings, name: str) -> None:

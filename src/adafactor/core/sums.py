@@ -7,6 +7,7 @@ of many of fixed length, which one thread takes whole, and these are added in a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +29,17 @@ def on_host(t: Tensor) -> bool:
     A subclass may have nothing to read; and what is read while make_fx traces would be a constant in its graph.
     """
     return t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) and torch._C._get_dispatch_mode(_MAKE_FX) is None
+
+
+def vector(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
+    """Numbers of many parameters, Python's or on the device: in a few operations, where all are of one kind."""
+    dtype = sum_dtype(device)
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:
+        return torch.tensor(values, dtype=dtype, device=device)
+    if len(tensors) < len(values) or len({(t.dtype, t.device) for t in tensors}) > 1:
+        tensors = [torch.as_tensor(value, dtype=dtype, device=device) for value in values]
+    return torch.stack([t.reshape(()) for t in tensors]).to(device, dtype)
 
 
 def sum_along(q: Tensor, axis: int) -> Tensor:

@@ -13,8 +13,9 @@ from torch.nn import Module
 
 from adafactor.core import equations as eq
 from adafactor.core.dtensor import is_sharded
-from adafactor.core.factoring import Factored, Factoring, find_factoring, sum_dtype
+from adafactor.core.factoring import Factored, Factoring, sum_dtype
 from adafactor.core.settings import Settings
+from adafactor.core.state import factoring_of
 from adafactor.diagnostics.naming import select
 from adafactor.diagnostics.report import parameters, unwrap
 
@@ -132,7 +133,7 @@ class _Observed:
 
     def _step(self) -> int:
         step = self.state.get(self.p, {}).get("step")
-        return 0 if step is None else int(step)
+        return 0 if step is None else int((step.full_tensor() if is_sharded(step) else step).max())
 
     def look(self) -> None:
         t, g = self._step(), self.p.grad
@@ -152,7 +153,7 @@ class _Observed:
 
     def fit(self, name: str) -> Fit:
         s = Settings.of(self.group)
-        factoring = find_factoring(tuple(self.p.shape), s.factored, s.axes, s.min_factored)
+        factoring = factoring_of(self.p, s)
         coverage = 1 - self.past
         v = self.v / coverage
         estimate = factored(v, factoring)

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from adafactor.core.record import Record, names_of
+from adafactor.core.dtensor import local
+from adafactor.core.record import Record, entries_of, slices_of
 from adafactor.core.settings import Settings
 from adafactor.optimizer import Adafactor
 
@@ -60,12 +61,18 @@ class Report:
         optimizer = unwrap(optimizer)
         settings = {id(group): Settings.of(group) for group in optimizer.param_groups}
         records, about = [], {}
-        for record, (name, p, group) in zip(optimizer.report(), parameters(optimizer, model), strict=True):
+        members = [
+            (stepped.name, p, group)
+            for name, p, group in parameters(optimizer, model)
+            for stepped in slices_of(p, name, group["per_slice"])
+        ]
+        for record, (name, p, group) in zip(optimizer.report(), members, strict=True):
             records.append(replace(record, name=name))
             about[name] = About(str(p.dtype).removeprefix("torch."), p.requires_grad, settings[id(group)])
         # the largest t of any parameter, since some may have been left out
         counts = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
-        return cls(max(map(int, counts), default=0), tuple(records), about, loss)
+        steps = [int(step) for count in counts for step in local(count).reshape(-1).tolist()]
+        return cls(max(steps, default=0), tuple(records), about, loss)
 
 
 Sink = Callable[[Report], None]
@@ -173,17 +180,12 @@ def unwrap(optimizer: Any) -> Adafactor:
 
 
 def parameters(optimizer: Adafactor, model: Module | None = None) -> list[tuple[str, Tensor, dict[str, Any]]]:
-    """Return every parameter with its name and group, in the order of `report()`, by the model's name if it has one.
+    """Return every parameter with its name and group, in the order of the groups, by the model's name if it has one.
 
     Groups may share names if each was named for itself; such a name gets the group's number.
     """
-    known = {} if model is None else {p: name for name, p in model.named_parameters()}
-    members = [
-        (number, known.get(p, name), p, group)
-        for number, (group, names) in enumerate(
-            zip(optimizer.param_groups, names_of(optimizer.param_groups), strict=True)
-        )
-        for p, name in zip(group["params"], names, strict=True)
-    ]
-    count = Counter(name for _, name, _, _ in members)
-    return [(name if count[name] == 1 else f"{name} (group {i})", p, group) for i, name, p, group in members]
+    known: dict[Tensor, str] = {} if model is None else {p: name for name, p in model.named_parameters()}
+    groups = optimizer.param_groups
+    members = [(known.get(entry.p, entry.name), entry.p, entry.group) for entry in entries_of(groups)]
+    count = Counter(name for name, _, _ in members)
+    return [(name if count[name] == 1 else f"{name} (group {i})", p, groups[i]) for name, p, i in members]

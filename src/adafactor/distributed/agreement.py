@@ -33,7 +33,7 @@ class Agreement:
 
 def facts_of(parameter: Parameter, shard: Shard) -> Facts:
     """What must be the same on all ranks, except for what may differ from step to step."""
-    is_named = parameter.name != f"parameter {parameter.number}"
+    is_named = not parameter.name.startswith("parameter ")  # else it has a number
     settings = {f.name: getattr(parameter.settings, f.name) for f in fields(Settings) if f.name not in RATES}
     return {
         "name": parameter.name if is_named else None,
@@ -52,7 +52,7 @@ def find_difference(
     # in an order that does not depend on the parameters, or two ranks could wait for each other in two groups
     for group in SWEEPS * sorted(groups, key=lambda group: (group.ranks(), group.handle.group_name)):
         own = [
-            {**known, **{key: rounded(getattr(p.settings, key)) for key in rates}, "step": int(p.state["step"])}
+            {**known, **{key: rounded(getattr(p.settings, key)) for key in rates}, "step": _step_of(p)}
             for (p, shard), known in zip(members, facts, strict=True)
             if group in shard.everyone
         ]
@@ -62,6 +62,11 @@ def find_difference(
             problem = f"{difference}: {SAME}; nothing was updated"
         problem = problem or next((text for _, text in answers if text), "")
     return problem
+
+
+def _step_of(parameter: Parameter) -> int | None:
+    """t, which all ranks have; of slices, each rank has its own."""
+    return int(parameter.state["step"]) if parameter.slices is None else None
 
 
 def rounded(value: Any) -> Any:

@@ -81,6 +81,6 @@ def _facts_of(name: str, p: Tensor, settings: Mapping[str, Any], state: Mapping[
         "dtype": str(p.dtype),
         "requires_grad": p.requires_grad,
         **{f.name: settings[f.name] if f.name not in RATES else rounded(settings[f.name]) for f in fields(Settings)},
-        "step": int(state.get("step", 0)),
+        "step": torch.as_tensor(state.get("step", 0)).long().tolist(),
         "checksum": sum(int(t.sum(dtype=torch.int64)) for t in bits),
     }

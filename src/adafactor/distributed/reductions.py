@@ -32,19 +32,23 @@ class Ranks:
     alone knows, and a gradient that is missing on some ranks only is noticed by all of them.
     """
 
-    def __init__(self, parameters: list[Parameter], agreement: Agreement):
-        """Nothing is sent yet."""
+    def __init__(self, parameters: list[Parameter], before: object):
+        """Nothing is sent yet; what was agreed on before still holds."""
         self.members = [(p, p.shard) for p in parameters if isinstance(p.shard, Shard)]
-        self.agreement = agreement
+        self.agreement: Agreement = before.agreement if isinstance(before, Ranks) else Agreement()
         self.facts: list[Facts] = [facts_of(p, shard) for p, shard in self.members]
         shards = [shard for _, shard in self.members]
         self._moments = Reduction(shards, _groups_of_flags(shards))
         self._norms = Reduction(shards, [shard.partial.get("scalars", ()) for shard in shards])
         self._kinds: list[list[Any]] | None = None  # of gradients that only had to be made local
-        if self.facts == agreement.facts:
-            for (_, shard), before in zip(self.members, agreement.shards, strict=True):
-                shard.arrival = shard.arrival or before.arrival
-            agreement.shards = [shard for _, shard in self.members]
+        if self.facts == self.agreement.facts:
+            for shard, known in zip(shards, self.agreement.shards, strict=True):
+                shard.arrival = shard.arrival or known.arrival
+            self.agreement.shards = shards
+
+    def ask_again(self) -> None:
+        """Agree anew at the next step; the other ranks may not know why, and expect the same sums as before."""
+        self.agreement.facts = None
 
     def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
         """Check every gradient, bring it to its parameter's placements, and make it local. This communicates."""
@@ -71,17 +75,16 @@ class Ranks:
         """First reduction: rows, columns and mean(R) where they are partial, and whether each gradient is there."""
         members = self._with(sums)
         flags = self._moments.add_up([_presence(one) for _, one in members], _moments(members))
-        for (shard, one), size, (here, bad) in zip(members, self._moments.sizes, flags, strict=True):
-            if isinstance(here, Tensor):  # to read it would make the host wait: it is masked where it may not be taken
-                finite: Tensor | bool = (bad == 0) & (here == size)
-            else:
+        masks = self._moments.masks()
+        for (shard, one), size, flag, mask in zip(members, self._moments.sizes, flags, masks, strict=True):
+            if mask is None:
+                here, finite = flag
                 if here < 0:  # something has changed on another rank
                     raise self._disagreement(_busy(self.agreement.shards))
                 if 0 < here < size:
                     raise _missing(shard, one is not None, size, here)
-                finite = bad == 0
             if one is not None:
-                one.finite = finite
+                one.finite = finite == here if mask is None else mask
 
     def complete_norms(self, sums: Sequence[Sums]) -> None:
         """Second reduction: ΣU² and ΣX² of the steps that are taken; all ranks know which they are."""
@@ -160,13 +163,21 @@ class Reduction:
                 result[i] = pair
         return result
 
+    def masks(self) -> list[Tensor | None]:
+        """Whether both totals of each shard are as many as its ranks; None where the host can read them itself."""
+        result: list[Tensor | None] = [None] * len(self.sizes)
+        for rows, table in zip(self._rows.values(), self._tables.values(), strict=True):
+            if not host.on_host(table):  # to read it would make the host wait
+                for i, mask in zip(rows, (table == self.sizes[rows[0]]).all(1).unbind(), strict=True):
+                    result[i] = mask
+        return result
+
 
 def _table(pairs: Sequence[Pair], device: torch.device) -> Tensor:
-    dtype = sum_dtype(device)
+    """The pairs below each other; where they are on a device, in a few operations whatever their number."""
     if not any(isinstance(value, Tensor) for pair in pairs for value in pair):
-        return torch.tensor(pairs, dtype=dtype, device=device)
-    values = [torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for pair in pairs for value in pair]
-    return torch.stack(values).view(-1, 2)
+        return torch.tensor(pairs, dtype=sum_dtype(device), device=device)
+    return torch.stack([host.vector(values, device) for values in zip(*pairs, strict=True)], dim=1)
 
 
 def _agree_on_gradients(given: list[tuple[Shard, Tensor | None]]) -> None:
@@ -191,10 +202,8 @@ def _moments(members: list[Member]) -> list[Term]:
 
 
 def _presence(one: Sums | None) -> Pair:
-    """1 for a gradient that is here, and 1 for one that is not finite: sums of these tell what the others have."""
-    if one is None:
-        return 0.0, 0.0
-    return 1.0, ~one.finite if isinstance(one.finite, Tensor) else float(not one.finite)
+    """1 for a gradient that is here, and 1 for one that is finite: sums of these tell what the others have."""
+    return (0.0, 0.0) if one is None else (1.0, one.finite if isinstance(one.finite, Tensor) else float(one.finite))
 
 
 def _squares(one: Sums | None) -> Pair:

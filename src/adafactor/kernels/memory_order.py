@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from adafactor.core.contract import Parameter
-from adafactor.core.factoring import Factored
+from adafactor.core.factoring import Factored, statistics_dtype
 
 CHUNK = 2**15  # elements: the least that a thread takes (measured: below it the hand-over costs more)
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
@@ -72,7 +72,7 @@ def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
     x, form, factoring = parameter.x, parameter.gradient, parameter.factoring
     if not stored(x.dtype, form.dtype):
         return f"there is no loop for a {x.dtype} parameter with a {form.dtype} gradient"
-    for key in ("full", "momentum", "compensation"):
+    for key in ("full", "momentum", "momentum_int8", "compensation"):
         if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
     shape = tuple(x.shape)
@@ -80,10 +80,24 @@ def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
         order = factored_order(shape, x.stride(), form.stride, factoring.row_axis, factoring.col_axis)
     else:
         order = flat_order(shape, x.stride(), form.stride)
-    if parameter.rounding == "stochastic" and isinstance(order, MemoryOrder):
+    if draws_words(parameter) and isinstance(order, MemoryOrder):
         if numbering(order, shape, parameter.shape, parameter.offset) is None:
             return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
     return order
+
+
+def draws_words(parameter: Parameter) -> bool:
+    """Is X, or the momentum, rounded at random?"""
+    rounds_momentum = stores_momentum_rounded(parameter) and parameter.settings.momentum_rounding == "stochastic"
+    return parameter.rounding == "stochastic" or rounds_momentum
+
+
+def stores_momentum_rounded(parameter: Parameter) -> bool:
+    """Is there a momentum in fewer bits than it is computed with?"""
+    if not parameter.settings.beta1:
+        return False
+    is_float = "momentum_int8" not in parameter.state
+    return not is_float or parameter.state["momentum"].dtype != statistics_dtype(parameter.x.dtype)
 
 
 @lru_cache(maxsize=4096)

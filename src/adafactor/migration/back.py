@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from adafactor.core.settings import Settings
 from adafactor.migration import state
 from adafactor.migration.peer import KEYWORDS, Peer, last_two
 from adafactor.migration.state import (
+    Arguments,
     Entry,
     NamedShapes,
     Shape,
@@ -37,13 +38,15 @@ def convert(state_dict: Any, peer: Peer, shapes: NamedShapes | None) -> tuple[St
         notes += differences
         for key, name in zip(group["params"], names_in(group), strict=True):
             if entry := entries.get(key):
-                converted[key] = _write_entry(entry, settings, peer, shape_of.get(key), name or f"parameter {key}")
+                converted[key] = _write_entry(
+                    entry, vars(settings), peer, shape_of.get(key), name or f"parameter {key}"
+                )
     return {"state": converted, "param_groups": groups}, notes
 
 
-def _write_entry(entry: Entry, s: Settings, peer: Peer, shape: Shape | None, name: str) -> dict[str, Any]:
+def _write_entry(entry: Entry, keywords: Arguments, peer: Peer, shape: Shape | None, name: str) -> dict[str, Any]:
     """Return the peer's state of a parameter, which it factors over the last two axes."""
-    moments = state.OURS.read(entry, lambda shape: factored_axes(shape, s.factored, s.axes), shape, None, name)
+    moments = state.OURS.read(entry, lambda shape: factored_axes(shape, keywords), shape, None, name)
     axes = last_two({}, moments.shape, name)
     if axes and moments.axes and set(moments.axes) != set(axes):
         raise ValueError(
@@ -61,8 +64,8 @@ def translate(settings: Settings, peer: Peer) -> tuple[dict[str, Any], list[str]
     lost = [
         f"{keyword.name}={value!r}"
         for keyword in fields(settings)
-        if (value := getattr(settings, keyword.name)) != keyword.default
-        and keyword.name not in expressed | _without_effect(settings)
+        if (value := getattr(settings, keyword.name)) != peer.fixed.get(keyword.name, keyword.default)
+        and keyword.name not in expressed | _without_effect(settings, peer)
     ]
     if lost:
         raise ValueError(f"{peer.name} has nothing like {', '.join(lost)}")
@@ -73,13 +76,23 @@ def translate(settings: Settings, peer: Peer) -> tuple[dict[str, Any], list[str]
     return args, [note.format(peer=peer.name) for note in notes]
 
 
-def _without_effect(settings: Settings) -> set[str]:
-    """Return keywords that no other optimizer needs to have for the same steps."""
-    unused = {"axes"}  # the shapes of the statistics say which
+def _without_effect(settings: Settings, peer: Peer) -> set[str]:
+    """Return keywords that the peer does not need to have for the same steps."""
+    unused = {"axes", "min_factored"}  # the shapes of the statistics say which
     if not settings.beta1:
-        unused.add("momentum_of")
+        unused |= {"momentum_of", "momentum_dtype"}
+    if not settings.beta1 or settings.momentum_dtype == "float32":
+        unused.add("momentum_rounding")
+    if not settings.weight_decay or _decay(settings) == _decay(replace(settings, **peer.fixed)):
+        unused.add("weight_decay_by")
     if settings.rounding != "stochastic":
         unused.add("seed")
     if settings.on_nonfinite == "ignore":  # what all others do
         unused.add("on_nonfinite")
     return unused
+
+
+def _decay(s: Settings) -> str | float:
+    """Return what weight decay is by, "rho" for all that is the same as it."""
+    is_rho = (s.weight_decay_by == "alpha" and not s.relative) or (s.weight_decay_by == "lr" and s.lr_decay is None)
+    return "rho" if is_rho else s.weight_decay_by

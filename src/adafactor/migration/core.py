@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from adafactor.core.settings import Settings
 from adafactor.migration import back, fairseq, timm, torch_optim, trees
 from adafactor.migration.peer import DAMAGED, KEYWORDS, Group, Member, MigrationWarning, Peer, our_state_dict
 from adafactor.migration.state import (
@@ -134,8 +135,10 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     groups = []
     for members, overrides in _read_params(params):
         extras = {key: value for key, value in overrides.items() if key not in args}
-        groups.append(Group(peer, {**args, **overrides}, members, given={**args, **overrides}, extras=extras))
+        groups.append(Group(peer, {**args, **overrides}, members, given=args, extras=extras))
     ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
+    if not any(group["beta1"] for group in ours):
+        defaults["momentum_dtype"] = Settings.momentum_dtype  # another without momentum is refused
     optimizer = Adafactor(ours, **{name: defaults[name] for name in KEYWORDS})
     _warn(note for group in groups for note in group.notes)
     return optimizer

@@ -9,8 +9,8 @@ import torch
 
 from adafactor.core.settings import Settings
 from adafactor.migration.argument import Argument, clipping, momentum, negative, same
-from adafactor.migration.peer import DECAY_BY_ALPHA, HALF_MOMENTUM, Group, Peer
-from adafactor.migration.state import HALF, Format
+from adafactor.migration.peer import ROUNDED_UPDATE, Group, Peer
+from adafactor.migration.state import Format
 
 COMPOUNDS = (
     "fairseq multiplies group['lr'] by max(ε₂, RMS(X)) anew with every parameter and every step when scale_parameter "
@@ -30,8 +30,6 @@ def _express(group: Group) -> None:
     if group.step is None and args["lr"] is not None and args["relative_step"]:
         raise ValueError(f"{group.peer.name} takes lr={args['lr']!r} only with relative_step=False")
     group.set_step_size(args["relative_step"])
-    if args["scale_parameter"] and args["weight_decay"]:
-        group.note(DECAY_BY_ALPHA)
 
 
 def _back(s: Settings, args: dict[str, Any]) -> list[str]:
@@ -41,7 +39,7 @@ def _back(s: Settings, args: dict[str, Any]) -> list[str]:
                 f"transformers' Adafactor has min(0.01, 1/√t) and nothing like lr={s.lr!r} with lr_decay='rsqrt'"
             )
         args["lr"] = None
-    return [DECAY_BY_ALPHA] if s.relative and s.weight_decay else []
+    return []
 
 
 def _express_fairseq(group: Group) -> None:
@@ -64,17 +62,13 @@ def _express_pytorch_optimizer(group: Group) -> None:
         "beta1": beta1 or 0.0,
         "eps": (1e-7 if args["momentum_dtype"] == torch.float16 else args["eps1"], args["eps2"]),
         "weight_decay": args["weight_decay"] or 0.0,
+        "weight_decay_by": "constant" if args["fixed_decay"] else "alpha",
         "beta2_max": cap if cap < 1 else None,
     }
     if args["weight_decay"] and not args["weight_decouple"]:
         group.leave_out("weight_decouple=False", L2)
         group.keywords["weight_decay"] = 0.0
-    elif args["weight_decay"] and args["fixed_decay"]:
-        group.set_raw_decay(args["weight_decay"])
-    elif args["weight_decay"] and args["scale_parameter"]:
-        group.note(DECAY_BY_ALPHA)
-    if beta1 and args["momentum_dtype"] in HALF:
-        group.note(HALF_MOMENTUM, dtype=str(args["momentum_dtype"]).removeprefix("torch."))
+    group.set_momentum_dtype(args["momentum_dtype"], ROUNDED_UPDATE)
     if group.step is not None:
         group.note(RELEASES)
 
@@ -92,6 +86,7 @@ TRANSFORMERS = Peer(
     },
     {"warmup_init": False},
     _express,
+    fixed={"axes": (-2, -1), "weight_decay_by": "alpha"},
     format=Format(
         "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg", count=lambda step: {"step": step, "RMS": 0.0}
     ),
@@ -118,6 +113,7 @@ PYTORCH_OPTIMIZER = Peer(
         "cautious": "20 steps end 22 % of the distance travelled apart",
     },
     ignored=("foreach",),
+    fixed={"axes": (-2, -1)},
     signs=frozenset({"ams_bound", "scale_parameter"}),
     unsaved=("decay_rate", "clip_threshold", "momentum_dtype", "maximize"),
 )

@@ -15,25 +15,16 @@ from adafactor.migration.state import Arguments, Axes, Entry, Format, Moments, S
 from adafactor.schedules import with_warmup
 
 KEYWORDS = tuple(keyword.name for keyword in fields(Settings))
-Treatment = tuple[str | bool, Axes | None]  # the keywords `factored` and `axes`
 Rule = Callable[[Arguments, Shape, str], Axes | None]  # the axes over which a parameter of this name is factored
 
-DECAY_BY_ALPHA = (
-    "{peer} multiplies weight_decay by α = max(ε₂, RMS(X))·ρ, ours by ρ: ours decays 1/max(ε₂, RMS(X)) times as fast "
-    "(at RMS(X) = 0.05 and weight_decay 0.01, 20 steps end 5 % of the distance travelled apart); scale weight_decay "
-    "by the parameters' RMS to come closer"
-)
 WARMUP = (
     "warmup_init is a schedule here: without `scheduler = adafactor.schedules.warmup(optimizer{last})`{after} and its "
     "`step()` after each step of the optimizer, the step size stays {lr:.3g}"
 )
-HALF_MOMENTUM = (
-    "{peer} rounds its momentum to {dtype}, ours is float32: in bfloat16, 20 steps end 0.8 % of the distance travelled "
-    "apart"
-)
-RAW_DECAY = (
-    "{peer} decays weights by {rate:g} whatever the learning rate; ours by lr·weight_decay, which is the same while lr "
-    "is {lr:g}: when it changes, set weight_decay to {rate:g}/lr"
+ROUNDED_UPDATE = (
+    "{peer} rounds updates to half precision before it averages them, and steps with the rounded average; ours "
+    "averages in float32 and rounds what it keeps: 20 steps end 0.8 % of the distance travelled apart (0.07 % in "
+    "float16)"
 )
 UNSAVED = "state dicts of {peer} do not hold {names}: taken as its defaults, pass others in arguments"
 
@@ -71,7 +62,7 @@ class Peer:
     fixed: Arguments = field(default_factory=dict)  # keywords of ours for what it always does
     format: Format = Format("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")
     rule: Rule = last_two
-    treatment: Treatment | None = ("outer", (-2, -1))  # of all its parameters by ours; None: each by the rule
+    varies: bool = False  # the rule says more than one group of ours can
     # moments that are not averages as ours are, made so with the arguments that they were made with
     correct: Callable[[Moments, Arguments], Moments] = lambda moments, args: moments
     signs: frozenset[str] = frozenset()  # keys of its groups by which it is known
@@ -90,21 +81,19 @@ class Peer:
         """Read the moments of a parameter; its shape and the number of steps are needed where the entry lacks them."""
         return self.format.read(entry, lambda shape: self.rule(args, shape, name), shape, step, name)
 
-    def treat(self, args: Arguments, member: Member) -> Treatment:
-        """Return `factored` and `axes` that make ours treat a parameter as this peer does."""
-        if self.treatment is not None:
-            return self.treatment
+    def treat(self, args: Arguments, member: Member, keywords: Arguments) -> Arguments:
+        """Return what must change of our keywords so that ours factors a parameter as this peer does."""
         shape, name = member.shape, member.name
+        if not self.varies:
+            return {}
         if shape is None:
             raise ValueError(f"{name} has no state, so that its shape is unknown: pass params")
         axes = self.rule(args, shape, name) if member.moments is None else member.moments.axes
-        is_factored = axes is not None and 1 not in (shape[axes[0]], shape[axes[1]])
-        goal = set(axes) if is_factored and axes else set()
-        options: list[Treatment] = [("outer", None), (False, None) if axes is None else ("outer", axes)]
-        for option in options:
-            if set(factored_axes(shape, *option) or ()) == goal:
-                return option
-        raise ValueError(f"{name} of shape {shape} cannot be factored over the axes {axes}")
+        if axes and 1 in (shape[axes[0]], shape[axes[1]]):  # ours does not factor it: the same, for less
+            axes = None
+        if set(factored_axes(shape, keywords) or ()) == set(axes or ()):
+            return {}
+        return {"axes": axes, "min_factored": 0} if axes else {"factored": False}
 
 
 @dataclass
@@ -126,12 +115,11 @@ class Group:
     args: Arguments
     members: list[Member]
     saved: Arguments | None = None  # what its state holds of the arguments; None for a new optimizer
-    given: Arguments = field(default_factory=dict)  # what the caller says of them
+    given: Arguments = field(default_factory=dict)  # what the caller says of those of the optimizer
     extras: Mapping[str, Any] = field(default_factory=dict)  # keys that are nobody's argument, such as a scheduler's
     keywords: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     keeps_lr: bool = True  # our lr is theirs, so that a scheduler's `initial_lr` stays
-    momentum_scale: float = 1.0  # our momentum is theirs times this
     step_offset: int = 0  # our step is theirs minus this
 
     def __post_init__(self) -> None:
@@ -179,14 +167,13 @@ class Group:
         else:
             self.keywords |= {"lr": self.args["lr"], "lr_decay": None}
 
-    def set_raw_decay(self, rate: float | None) -> None:
-        """Translate X·(1 − rate) to our X·(1 − ρ·λ): λ = rate/lr, as long as lr stays what it is."""
-        lr = self.keywords["lr"]
-        if rate and not lr:
-            raise ValueError(f"{self.peer.name} decays weights also at a learning rate of 0; ours does not")
-        if rate:
-            self.note(RAW_DECAY, rate=rate, lr=lr)
-        self.keywords["weight_decay"] = rate / lr if rate else 0.0
+    def set_momentum_dtype(self, dtype: Any, difference: str) -> None:
+        """Translate the dtype of the momentum, torch's, NumPy's or its name; a float16 one becomes float32."""
+        if not self.keywords["beta1"] or "float16" not in str(dtype):
+            return
+        if "bfloat16" in str(dtype):
+            self.keywords |= {"momentum_dtype": "bfloat16", "momentum_rounding": "nearest"}
+        self.note(difference)
 
     def checked_keywords(self) -> dict[str, Any]:
         """Return every keyword of our group, checked, and keys that are nobody's argument."""
@@ -201,13 +188,12 @@ class Group:
 
     def split(self) -> list[tuple[dict[str, Any], list[Member]]]:
         """Return our groups: one, or one for each treatment of parameters; each with its keywords."""
-        treatments: dict[Treatment, list[Member]] = {}
+        keywords = self.checked_keywords()
+        treatments: dict[tuple[tuple[str, Any], ...], list[Member]] = {}
         for member in self.members:
-            treatments.setdefault(self.peer.treat(self.args, member), []).append(member)
-        return [
-            ({**self.checked_keywords(), "factored": factored, "axes": axes}, members)
-            for (factored, axes), members in (treatments or {("outer", (-2, -1)): []}).items()
-        ]
+            change = self.peer.treat(self.args, member, keywords)
+            treatments.setdefault(tuple(change.items()), []).append(member)
+        return [({**keywords, **dict(change)}, members) for change, members in (treatments or {(): []}).items()]
 
     def our_moments(self, member: Member, keywords: Arguments) -> Moments:
         """Return what our state holds of a parameter."""
@@ -221,7 +207,7 @@ class Group:
                 raise ValueError(
                     f"the state of {member.name} has no {self.peer.format.momentum!r}, but its group has momentum"
                 )
-            average = moments.momentum * self.momentum_scale
+            average = moments.momentum.bfloat16() if keywords["momentum_dtype"] == "bfloat16" else moments.momentum
         return replace(moments, step=step, momentum=average)
 
 
@@ -238,8 +224,7 @@ def our_state_dict(groups: Iterable[Group]) -> StateDict:
         for key, member in zip(keys, members, strict=True):
             if member.moments is not None:
                 moments = group.our_moments(member, keywords)
-                axes = factored_axes(moments.shape, keywords["factored"], keywords["axes"])
-                entries[key] = state.OURS.write(moments, axes)
+                entries[key] = state.OURS.write(moments, factored_axes(moments.shape, keywords))
     return {"state": entries, "param_groups": param_groups}
 
 

@@ -123,8 +123,7 @@ class Format:
                 state = {key: t.unsqueeze(axis) for (key, t), axis in zip(state.items(), axes[::-1], strict=True)}
         if moments.momentum is not None:
             state[self.momentum] = moments.momentum
-        copies = {key: t.to(torch.promote_types(t.dtype, torch.float32)).clone() for key, t in state.items()}
-        return self.count(moments.step) | copies
+        return self.count(moments.step) | {key: t.clone() for key, t in state.items()}
 
     def _locate(
         self, row: Tensor, col: Tensor, axes_of: Callable[[Shape], Axes | None], given: Shape | None, name: str
@@ -183,9 +182,9 @@ def count_steps(value: Any, name: str) -> int:
     return int(value)
 
 
-def factored_axes(shape: Shape, factored: str | bool, axes: Axes | None) -> Axes | None:
+def factored_axes(shape: Shape, keywords: Arguments) -> Axes | None:
     """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
-    factoring = find_factoring(shape, factored, axes)
+    factoring = find_factoring(shape, keywords["factored"], keywords["axes"], keywords["min_factored"])
     return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
 
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from adafactor.migration.argument import clipping, momentum, negative, same
-from adafactor.migration.peer import DECAY_BY_ALPHA, HALF_MOMENTUM, Group, Peer, two_largest
+from adafactor.migration.argument import Argument, clipping, momentum, negative, same
+from adafactor.migration.peer import ROUNDED_UPDATE, Group, Peer, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, Shape
 
 CAUTION_SIZE = "20 steps end 24 % of the distance travelled apart"
-AFTER_MOMENTUM = (
-    "timm's AdafactorBigVision multiplies by lr after the momentum, ours before it: the same while lr is {lr:g}; a "
-    "change of lr reaches our steps about 1/(1 − momentum) steps later (20 steps after lr is halved end 54 % of the "
-    "distance travelled apart)"
-)
-CORRECTED_DECAY = (
-    "{peer}'s corrected_weight_decay multiplies the decay by lr over the largest lr, ours does not: the same at the "
-    "largest lr"
+FIRST_LR = (
+    "state dicts of {peer} do not hold the lr that it was made with, by which corrected_weight_decay divides: taken as "
+    "{lr:g}, pass another in arguments"
 )
 
 
@@ -30,8 +25,6 @@ def _express(group: Group) -> None:
     beta1 = args["beta1"] if "beta1" in args else (args["betas"] or (None,))[0]
     relative = bool(relative_step and args["scale_parameter"])
     group.keywords |= {"relative": relative, "beta1": beta1 or 0.0, "eps": (args["eps"], args["eps_scale"])}
-    if relative and args["weight_decay"]:
-        group.note(DECAY_BY_ALPHA)
     if args["caution"] and beta1 is not None:
         group.leave_out("caution", CAUTION_SIZE)
 
@@ -46,32 +39,45 @@ def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
 
 def _express_bv(group: Group) -> None:
     """Big Vision's steps are absolute, and lr is outside the momentum."""
-    args, lr, dtype = group.args, group.args["lr"], group.args["momentum_dtype"]
+    args = group.args
     group.keywords["eps"] = (1e-30 if args["eps"] is None else args["eps"], 1e-3)
     group.keywords["beta2_max"] = args["beta2_cap"] if args["beta2_cap"] < 1 else None
-    if args["momentum"]:
-        group.momentum_scale = lr
-        group.note(AFTER_MOMENTUM, lr=lr)
-        if dtype not in (torch.float32, "float32"):
-            group.note(HALF_MOMENTUM, dtype=str(dtype).removeprefix("torch."))
-        if args["caution"]:
-            group.leave_out("caution", CAUTION_SIZE)
+    group.set_momentum_dtype(args["momentum_dtype"], ROUNDED_UPDATE)
+    if args["momentum"] and args["caution"]:
+        group.leave_out("caution", CAUTION_SIZE)
     if args["weight_decay"] and args["corrected_weight_decay"]:
-        group.note(CORRECTED_DECAY)
-    if args["unscaled_wd"]:
-        group.set_raw_decay(args["weight_decay"])
+        _set_corrected_decay(group)
+    elif args["unscaled_wd"]:
+        group.keywords["weight_decay_by"] = "constant"
+
+
+def _set_corrected_decay(group: Group) -> None:
+    """Translate λ·lr²/lr₀, and λ·lr/lr₀ of `unscaled_wd`; lr₀ is that of the optimizer, whatever its groups have."""
+    first = group.given.get("lr", group.extras.get("initial_lr", group.args["lr"]))
+    if group.saved is not None and "lr" not in group.given:
+        group.note(FIRST_LR, lr=first)
+    if group.args["unscaled_wd"]:
+        group.keywords["weight_decay"] /= first
+    else:
+        group.keywords["weight_decay_by"] = first
 
 
 TIMM = Peer(
     "timm's Adafactor",
-    {**same(weight_decay=0.0), "clip_threshold": clipping(1.0), "decay_rate": negative(-0.8)},
     {
-        **{"lr": None, "scale_parameter": True, "warmup_init": False, "min_dim_size_to_factor": 16},
+        **same(weight_decay=0.0),
+        "clip_threshold": clipping(1.0),
+        "decay_rate": negative(-0.8),
+        "min_dim_size_to_factor": Argument(16, "min_factored", lambda largest: largest + 1),
+    },
+    {
+        **{"lr": None, "scale_parameter": True, "warmup_init": False},
         **{"eps": 1e-30, "eps_scale": 1e-3, "betas": None, "caution": False},
     },
     _express,
+    fixed={"weight_decay_by": "alpha"},
     rule=_factored,
-    treatment=None,
+    varies=True,
     signs=frozenset({"eps_scale", "scale_parameter"}),
 )
 TIMM_BV = Peer(
@@ -80,16 +86,16 @@ TIMM_BV = Peer(
         **same(lr=1.0, weight_decay=0.0, decay_rate=0.8),
         "momentum": momentum(0.9),
         "clipping_threshold": clipping(None),
+        "min_dim_size_to_factor": Argument(16, "min_factored"),
     },
     {
-        **{"min_dim_size_to_factor": 16, "beta2_cap": 0.999, "momentum_dtype": torch.bfloat16, "eps": None},
+        **{"beta2_cap": 0.999, "momentum_dtype": torch.bfloat16, "eps": None},
         **{"unscaled_wd": False, "corrected_weight_decay": False, "caution": False},
     },
     _express_bv,
     ignored=("foreach", "decay_offset"),  # the second is accepted, not used
-    fixed={"lr_decay": None, "relative": False},
+    fixed={"lr_decay": None, "relative": False, "momentum_of": "direction"},
     format=Format("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c", "exp_avg", keeps_axes=True),
     rule=two_largest,
-    treatment=None,
     signs=frozenset({"beta2_cap", "clipping_threshold"}),
 )

@@ -20,10 +20,6 @@ EPS1_BACK = (
     "torch.optim.Adafactor has its ε₁ in other places; at the 1e-18 set here its float32 steps are ours to rounding "
     "while gradients have an RMS of 1e-8 or more"
 )
-DECAY = (
-    "torch.optim.Adafactor decays weights by lr·weight_decay, ours by ρₜ·weight_decay with ρₜ = min(lr, 1/√t): the "
-    "same up to step 1/lr² = {last:.0f}, ours less from there on"
-)
 UNFACTORED = (
     "AdamW keeps V whole, ours its row and column means: what is not factored takes the same steps, single weights of "
     "matrices others (20 steps of small models end 24 to 780 % of the distance travelled apart), while the loss of the "
@@ -38,22 +34,19 @@ ADAM_OR_ADAMW = (
 
 
 def _express(group: Group) -> None:
-    lr, eps1 = group.keywords["lr"], group.args["eps"][0]
+    eps1 = group.args["eps"][0]
     group.note(EPS1, bound="3.4e-4 (0.09 in bfloat16)" if eps1 is None else f"{eps1**0.5:.2g}")  # √ε₁
-    if group.args["weight_decay"] and lr:
-        group.note(DECAY, last=lr**-2)
 
 
 def _back(s: Settings, args: dict[str, Any]) -> list[str]:
     if s.clip is not None and s.clip < 1:
         raise ValueError(f"torch.optim.Adafactor takes no clip={s.clip!r} below 1")
-    return [EPS1_BACK, *([DECAY.format(last=float(s.lr) ** -2)] if s.weight_decay and s.lr else [])]
+    return [EPS1_BACK]
 
 
 def _express_adamw(group: Group) -> None:
     """Steps are absolute and not clipped, and averages have Adam's correction in them."""
     args, (beta1, beta2) = group.args, group.args["betas"]
-    group.momentum_scale = -1.0 if args["maximize"] else 1.0  # theirs averages −G
     group.keywords |= {
         "beta1": beta1,
         "beta2": beta2,
@@ -76,7 +69,8 @@ def _eps1(args: Arguments) -> float:
 def _correct_adamw(moments: Moments, args: Arguments) -> Moments:
     """`exp_avg` and `exp_avg_sq` are divided by 1 − βᵗ: ours have the correction in them, and ε₁ in V."""
     beta1, beta2 = (1 - float(beta) ** moments.step if moments.step else 1.0 for beta in args["betas"])
-    average = None if moments.momentum is None else moments.momentum / beta1
+    sign = -1 if args["maximize"] else 1  # theirs averages −G
+    average = None if moments.momentum is None else sign * moments.momentum / beta1
     return replace(moments, full=moments.unfactored() / beta2 + _eps1(args), momentum=average)
 
 
@@ -92,6 +86,7 @@ ADAFACTOR = Peer(
     {},
     _express,
     ignored=("foreach",),
+    fixed={"axes": (-2, -1), "weight_decay_by": "lr"},
     format=Format("variance", "row_var", "col_var", "exp_avg", keeps_axes=True),
     signs=frozenset({"beta2_decay", "d"}),
     back=_back,
@@ -105,7 +100,6 @@ ADAMW = Peer(
     ignored=("foreach", "capturable", "differentiable", "fused"),
     fixed={"lr_decay": None, "relative": False, "momentum_of": "gradient"},
     rule=lambda args, shape, name: None,
-    treatment=("outer", None),
     correct=_correct_adamw,
     signs=frozenset({"betas", "amsgrad"}),
     renewable=("lr", "betas"),

@@ -6,20 +6,19 @@ the threads that run them.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from adafactor.core.contract import Parameter, why_not_plain
+from adafactor.core.momentum import blocks_of
 from adafactor.kernels.cpu.executor import Executor
-from adafactor.kernels.memory_order import MemoryOrder, find_memory_order
+from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, stores_momentum_rounded
 
 
 def why_not(parameter: Parameter) -> str | None:
     """What is in the way of stepping this parameter; None if nothing is."""
     x, form, s = parameter.x, parameter.gradient, parameter.settings
-    if s.beta1 and (s.momentum_dtype != "float32" or s.momentum_of == "direction"):
-        return f"its momentum is of the {s.momentum_of} in {s.momentum_dtype}"
-    if s.weight_decay_by != "rho":
-        return f"its weight decay is by {s.weight_decay_by}"
     if not x.is_cpu or form.meta[2].type != "cpu":
         return f"it is on {x.device}"
     if parameter.overlaps:
@@ -32,7 +31,21 @@ def why_not(parameter: Parameter) -> str | None:
     if form.is_negative or form.is_zero:
         return "its gradient is a view with the negative bit set, or a zero tensor without memory"
     order = find_memory_order(parameter)
-    return None if isinstance(order, MemoryOrder) else order
+    if not isinstance(order, MemoryOrder):
+        return order
+    if stores_momentum_rounded(parameter) and s.momentum_of == "gradient":
+        return f"its momentum of the gradient is kept in {s.momentum_dtype}, of which there would have to be two passes"
+    if "momentum_int8" in parameter.state and not _has_blocks_in_lines(parameter, order):
+        return "the blocks of its int8 momentum are not side by side in memory"
+    return None
+
+
+def _has_blocks_in_lines(parameter: Parameter, order: MemoryOrder) -> bool:
+    """Does each block of an int8 momentum lie within a line, the first one at its beginning?"""
+    blocks = blocks_of(parameter.factoring, parameter.settings)
+    if blocks is None or not (parameter.x.is_contiguous() and parameter.state["momentum_scale"].is_contiguous()):
+        return False
+    return not order.factored or prod(order.sizes[3:]) == prod(parameter.x.shape[blocks.axis :])
 
 
 def prepare(parameters: list[Parameter]) -> list[Executor]:

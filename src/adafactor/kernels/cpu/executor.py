@@ -11,18 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adafactor.core import momentum
 from adafactor.core.contract import Gradients, Parameter, Scale, Sums
 from adafactor.core.factoring import Factored
 from adafactor.core.rounding import keys, roots
 from adafactor.core.settings import Settings
 from adafactor.kernels.cpu import native
 from adafactor.kernels.cpu.native import jobs, parts
-from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, numbering
+from adafactor.kernels.memory_order import (
+    MemoryOrder,
+    draws_words,
+    find_memory_order,
+    numbering,
+    stores_momentum_rounded,
+)
 
 ESTIMATORS = {"outer": jobs.OUTER, "row": jobs.ROW, "column": jobs.COLUMN, "full": jobs.FULL}
 SWAPPED = {jobs.OUTER: jobs.OUTER, jobs.ROW: jobs.COLUMN, jobs.COLUMN: jobs.ROW}
 ROUNDINGS = {"nearest": jobs.NEAREST, "stochastic": jobs.STOCHASTIC, "kahan": jobs.KAHAN}
-MOMENTA = {"update": jobs.OF_UPDATE, "gradient": jobs.OF_GRADIENT}
+MOMENTA = {"update": jobs.OF_UPDATE, "gradient": jobs.OF_GRADIENT, "direction": jobs.OF_DIRECTION}
 # Stored as computed: ΣX² of what was computed is that of what is stored.
 FULL_PRECISION = (torch.float32, torch.float64)
 
@@ -43,7 +50,7 @@ class Executor:
         self.sums: list[Sums] = []
         self.jobs = jobs.new_jobs(len(self.parameters))
         self.where = self.jobs.ctypes.data
-        self.rates = [self.jobs[name] for name in ("beta2", "w1", "w2", "rho", "decay")]
+        self.rates = [self.jobs[name] for name in ("beta2", "w1", "w2", "rho", "share")]
         self.offsets: list[Any] = []  # memory that jobs refer to by its address
         orders = [_order(parameter) for parameter in self.parameters]
         described = list(zip(self.jobs, self.parameters, orders, strict=True))
@@ -62,9 +69,7 @@ class Executor:
         for i, parameter in enumerate(self.parameters):
             groups.setdefault(parameter.group, []).append(i)
         self.groups = {group: np.array(members) for group, members in groups.items()}
-        self.roots = {
-            i: roots(p.settings.seed, p.number) for i, p in enumerate(self.parameters) if p.rounding == "stochastic"
-        }
+        self.roots = {i: roots(p.settings.seed, p.number) for i, p in enumerate(self.parameters) if draws_words(p)}
         self._changed = False  # in this step
         self._present: list[int] = []  # the parameters with a gradient in this step
         self._at = jobs.MOMENTS  # the phase that this step has come to
@@ -193,12 +198,13 @@ class Executor:
         job["n_rows"] = job["n_cols"] = 1
         job["clip"], job["count"], job["sign"] = s.clip or 0.0, factoring.count, -1 if s.maximize else 1
         job["x"], job["t"] = parameter.x.data_ptr(), state["step"].data_ptr()
+        job["decays_by_alpha"] = s.weight_decay_by == "alpha"
         if s.beta1:
-            job["m"] = state["momentum"].data_ptr()
+            self._describe_momentum(job, parameter)
         if parameter.rounding == "kahan":
             job["compensation"] = state["compensation"].data_ptr()
         job["carries_x2"] = parameter.measures_x and order.can_carry_x2 and parameter.x.dtype in FULL_PRECISION
-        if parameter.rounding == "stochastic":
+        if draws_words(parameter):
             numbers = numbering(order, tuple(parameter.x.shape), parameter.shape, parameter.offset)
             for name, value in zip(("origin", "nb", "np", "ns", "nq"), numbers or (), strict=True):
                 job[name] = value
@@ -206,6 +212,21 @@ class Executor:
             self._describe_factors(job, parameter, factoring, order)
         else:
             job["full"] = state["full"].data_ptr()
+
+    def _describe_momentum(self, job: Any, parameter: Parameter) -> None:
+        """Describe how the momentum is stored."""
+        s, state = parameter.settings, parameter.state
+        blocks = momentum.blocks_of(parameter.factoring, s)
+        if blocks is not None:
+            line = prod(parameter.x.shape[blocks.axis :])
+            job["m"], job["m_scales"] = state["momentum_int8"].data_ptr(), state["momentum_scale"].data_ptr()
+            job["block"], job["block_line"] = blocks.length * line // parameter.x.shape[blocks.axis], max(1, line)
+            job["momentum_format"] = jobs.INT8
+        else:
+            job["m"] = state["momentum"].data_ptr()
+            is_bfloat16 = state["momentum"].dtype == torch.bfloat16
+            job["momentum_format"] = jobs.BFLOAT16 if is_bfloat16 else jobs.AS_COMPUTED
+        job["rounds_momentum_at_random"] = stores_momentum_rounded(parameter) and s.momentum_rounding == "stochastic"
 
     def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, order: MemoryOrder) -> None:
         """Describe which axes are P and Q, and where R along P and C along Q lie."""
@@ -228,7 +249,7 @@ class Executor:
         together = bool((counts == counts[0]).all())
         for t in counts[:1].tolist() if together else np.unique(counts).tolist():
             rates, at = settings.rates(t + 1), members if together else members[counts == t]
-            for column, rate in zip(self.rates, (*rates[:4], 1 - rates.decay), strict=True):
+            for column, rate in zip(self.rates, rates, strict=True):
                 column[at] = rate
 
 

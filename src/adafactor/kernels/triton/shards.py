@@ -13,11 +13,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
+import torch
 from torch import Tensor
 
 from adafactor.core.contract import Parameter, Sums
+from adafactor.core.equations import mean_of_rows
 from adafactor.core.factoring import Factored
+from adafactor.core.sums import vector
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.executor import Executor, Launch
 from adafactor.kernels.triton.kind import Kind
@@ -37,31 +41,60 @@ class Shards(Executor):
         self._moments = [*self._begin_step(False), *self._first_passes(raw=True)]
         self._norms = [Launch(factors, matrices, options), *self._last_passes(False), Launch(totals, tensors, options)]
         self._apply.insert(0, Launch(conclude, tensors, options))
+        self._owned: tuple[tuple[Parameter, ...], Tensor, Tensor] | None = None
 
     def moments(self) -> None:
         """First pass: what is here of the means of G² + ε₁, and whether G² is finite here."""
         with self._on_device():
             self._allocate(sharded=True)
             self._launch(self._moments)
+        flags = self.notes[:, f.TAKEN] != 0
+        finite = compress(flags.tolist() if flags.is_cpu else flags.unbind(), self._present)
         self.sums = []
-        for parameter, note in self._noted():
-            finite, views = note[f.TAKEN] != 0, self._views(parameter)
-            sums = Sums(parameter, bool(finite) if finite.is_cpu else finite, views.get("row"), views.get("col"))
-            if parameter.shard is not None:
-                row = parameter.state.get("row")
-                sums.mean_row = parameter.shard.mean_row(sums.rows, row, note[f.BETA2], note[f.W2])
-            self.sums.append(sums)
+        for parameter, is_finite in zip(compress(self.parameters, self._present), finite, strict=True):
+            views = self._views(parameter)
+            self.sums.append(Sums(parameter, is_finite, views.get("row"), views.get("col")))
+        self._add_mean_rows()
+
+    def _add_mean_rows(self) -> None:
+        """Find this rank's share of mean(R), where it is wanted: two sums for each parameter, the rest together."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}  # by place among `sums`
+        for i, one in enumerate(self.sums):
+            if (shard := one.parameter.shard) and (pair := shard.row_sums(one.rows, one.parameter.state.get("row"))):
+                found[i] = pair
+        if not found:
+            return
+        owner, n = self._owners(tuple(self.sums[i].parameter for i in found))
+        new, old = (torch.cat([pair[k].reshape(-1) for pair in found.values()]) for k in (0, 1))
+        beta2, w2 = (self.notes[:, column].index_select(0, owner) for column in (f.BETA2, f.W2))
+        means = mean_of_rows(new, old, n, beta2, w2).split([pair[0].numel() for pair in found.values()])
+        for (i, pair), mean in zip(found.items(), means, strict=True):
+            self.sums[i].mean_row = mean.view(pair[0].shape)
+
+    def _owners(self, parameters: tuple[Parameter, ...]) -> tuple[Tensor, Tensor]:
+        """The number of each matrix's parameter here, and the rows of the whole matrix; made once for the same ones."""
+        if self._owned is None or self._owned[0] != parameters:
+            numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+            owner, n = [], []
+            for parameter in parameters:
+                assert isinstance(parameter.factoring, Factored)
+                matrices = self.table.places[parameter].matrices
+                owner += [numbers[parameter]] * matrices
+                n += [parameter.factoring.shape[parameter.factoring.row_axis]] * matrices
+            rows = torch.tensor(n, dtype=torch.float64, device=self.device)
+            self._owned = parameters, torch.tensor(owner, device=self.device), rows
+        return self._owned[1:]
 
     def norms(self) -> None:
         """Second pass: R and C from the completed means, ΣU² and ΣX² of what is here."""
         assert self._memory is not None
         with self._on_device():
             self._note(f.TAKEN, [one.finite for one in self.sums])
-            for one in self.sums:
-                if one.mean_row is not None:
-                    place = self.table.places[one.parameter]
-                    here = self._memory.means_ptr[place.matrix : place.matrix + place.matrices]
-                    here.copy_(one.mean_row.reshape(-1))
+            means = {one.parameter: one.mean_row.reshape(-1) for one in self.sums if one.mean_row is not None}
+            if means:
+                places = [self.table.places[parameter] for parameter in means]
+                here = [self._memory.means_ptr[place.matrix : place.matrix + place.matrices] for place in places]
+                torch._foreach_copy_(here, list(means.values()))
             self._launch(self._norms)
         for one, (_, note) in zip(self.sums, self._noted(), strict=True):
             one.u2, one.x2 = note[f.U2], note[f.X2]
@@ -80,8 +113,9 @@ class Shards(Executor):
 
     def _note(self, column: int, values: Sequence[Tensor | float]) -> None:
         """Note a value of each parameter with a gradient."""
-        for (_, note), value in zip(self._noted(), values, strict=True):
-            note[column].copy_(value) if isinstance(value, Tensor) else note[column].fill_(value)
+        if values:
+            new = vector(values, self.device)
+            torch._foreach_copy_([note[column] for _, note in self._noted()], list(new.unbind()))
 
     def _views(self, parameter: Parameter) -> dict[str, Tensor]:
         """The means of a parameter, in the shapes of its state."""

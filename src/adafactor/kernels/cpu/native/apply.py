@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native import jobs, lines, momentum
 from adafactor.kernels.cpu.native.compiling import exactly, summing
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, view
@@ -19,16 +19,47 @@ from adafactor.kernels.cpu.native.lines import Rates, Scale
 def rates_of(job: Job, phase: int, stat: Any) -> Rates:
     """Return the rates of a step; in the phase MEASURE, of one of length zero, which only sums (see `carry`)."""
     if phase == jobs.APPLY:
-        return Rates(narrow(job.scale, stat), narrow(job.w1, stat), narrow(job.decay, stat), narrow(1.0, stat))
-    return Rates(narrow(0.0, stat), narrow(0.0, stat), narrow(1.0, stat), narrow(0.0, stat))
+        scale, w1, rate = narrow(job.scale, stat), narrow(job.w1, stat), narrow(job.rate, stat)
+        return Rates(scale, w1, rate, narrow(job.decay, stat), narrow(1.0, stat))
+    return Rates(narrow(0.0, stat), narrow(0.0, stat), narrow(0.0, stat), narrow(1.0, stat), narrow(0.0, stat))
 
 
-# ---- float32 and float64, two lines at a time
+class Room(NamedTuple):
+    """A thread's memory for a stretch: X and the momentum to compute with, and random words."""
+
+    x: Array
+    m: Array
+    words: Array
+
+
+@summing
+def room_at(scratch: int, tiles: int, size: int, width: int, stat: Any) -> Room:
+    """Return the room for `width` numbers, of `size` at most, behind so many tiles of the scratch."""
+    start = scratch + 8 * tiles * size
+    x, m = view(start, 0, width, stat), view(start + 8 * size, 0, width, stat)
+    return Room(x, m, view(start + 16 * size, 0, width, np.uint32))
+
+
+# ---- float32 and float64, in pairs of lines
 
 
 @summing
 def apply_in_pairs(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Step a chunk of X, two lines at a time, and sum its squares before and after.
+    """Step a chunk of X, two lines at a time, and sum its squares before and after."""
+    _apply_pair_by_pair(job, phase, chunk, scratch, _step_two, kind)
+
+
+@summing
+def apply_with_stored_momentum(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
+    """Do the same where the momentum is not stored as it is computed, one line after the other."""
+    _apply_pair_by_pair(job, phase, chunk, scratch, _step_both, kind)
+
+
+@summing
+def _apply_pair_by_pair(
+    job: Job, phase: int, chunk: int, scratch: int, step: Callable[..., tuple[float, float]], kind: Kind
+) -> None:
+    """Step a chunk of X, two lines at a time.
 
     In the phase MEASURE the step has length zero. CHECK does that to the two lines that `heaviest_line` begins only: by
     this same loop, so that it finds the same bits.
@@ -44,7 +75,7 @@ def apply_in_pairs(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -
             line0, line1 = jobs.line_at(job, of, b, p, s), jobs.line_at(job, of, b, p + half, s)
             row0 = kind.row_scale(job, line0, rates.apply_factor, tile0, kind.stat)
             row1 = kind.row_scale(job, line1, rates.apply_factor, tile1, kind.stat)
-            x2, new_x2 = _step_two(job, of, line0, line1, row0, row1, size, rates, kind)
+            x2, new_x2 = step(job, phase, of, line0, line1, row0, row1, scratch, size, rates, kind)
             before += x2
             after += new_x2
             if new_x2 > heaviest:
@@ -56,7 +87,7 @@ def apply_in_pairs(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -
         for s in range(job.S):
             line = jobs.line_at(job, of, b, p, s)
             row = kind.row_scale(job, line, rates.apply_factor, tile0, kind.stat)
-            x2, new_x2 = _step_one(job, of, line, row, size, rates, phase, kind)
+            x2, new_x2 = _step_one(job, phase, of, line, row, scratch, size, rates, kind)
             before += x2
             after += new_x2
     jobs.set_results(job, chunk, before, after, heaviest, heaviest_line)
@@ -64,22 +95,52 @@ def apply_in_pairs(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -
 
 @summing
 def _step_two(
-    job: Job, of: Source, line0: Line, line1: Line, row0: Scale, row1: Scale, size: int, rates: Rates, kind: Kind
+    job: Job,
+    phase: int,
+    of: Source,
+    line0: Line,
+    line1: Line,
+    row0: Scale,
+    row1: Scale,
+    scratch: int,
+    size: int,
+    rates: Rates,
+    kind: Kind,
 ) -> tuple[float, float]:
-    """Step two lines; return ΣX² before and after."""
+    """Step two lines together; return ΣX² before and after."""
     before, after = 0.0, 0.0
     for q in range(0, job.Q * job.K, size):
         part0 = jobs.stretch_at(job, of, line0, q, size, kind)
         part1 = jobs.stretch_at(job, of, line1, q, size, kind)
-        x2, new_x2 = lines.descend_two(part0, part1, row0, row1, job.momentum == jobs.OF_UPDATE, rates)
+        x2, new_x2 = lines.descend_two(part0, part1, row0, row1, jobs.averages_updates(job), rates)
         before += x2
         after += new_x2
     return before, after
 
 
 @summing
+def _step_both(
+    job: Job,
+    phase: int,
+    of: Source,
+    line0: Line,
+    line1: Line,
+    row0: Scale,
+    row1: Scale,
+    scratch: int,
+    size: int,
+    rates: Rates,
+    kind: Kind,
+) -> tuple[float, float]:
+    """Step two lines, one after the other; return ΣX² before and after."""
+    before0, after0 = _step_one(job, phase, of, line0, row0, scratch, size, rates, kind)
+    before1, after1 = _step_one(job, phase, of, line1, row1, scratch, size, rates, kind)
+    return before0 + before1, after0 + after1
+
+
+@summing
 def _step_one(
-    job: Job, of: Source, line: Line, row: Scale, size: int, rates: Rates, phase: int, kind: Kind
+    job: Job, phase: int, of: Source, line: Line, row: Scale, scratch: int, size: int, rates: Rates, kind: Kind
 ) -> tuple[float, float]:
     """Step one line; return ΣX² before and after."""
     before, after = 0.0, 0.0
@@ -87,7 +148,7 @@ def _step_one(
         part = jobs.stretch_at(job, of, line, q, size, kind)
         before += lines.sum_of_squares(part.x, kind.stat)
         if phase == jobs.APPLY:
-            lines.descend(part.x, part, row, job.momentum == jobs.OF_UPDATE, rates)
+            _step_in_place(job, part, row, rates, room_at(scratch, 2, size, len(part.x), kind.stat))
         after += lines.sum_of_squares(part.x, kind.stat)
     return before, after
 
@@ -111,32 +172,35 @@ def apply_rounded(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
 def _apply_line_by_line(
     job: Job, phase: int, chunk: int, scratch: int, size: int, step: Callable[..., None], kind: Kind
 ) -> None:
-    """Step a chunk of X, `size` numbers at a time; each stretch is told the number of its first element."""
+    """Step a chunk of X, `size` numbers at a time."""
     rates, of = rates_of(job, phase, kind.stat), jobs.numerator(job)
     tile = view(scratch, 0, size, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line, number = jobs.line_at(job, of, b, p, s), job.origin + b * job.nb + p * job.np + s * job.ns
+            line = jobs.line_at(job, of, b, p, s)
             row = kind.row_scale(job, line, narrow(1.0, kind.stat), tile, kind.stat)
             for q in range(0, job.Q * job.K, size):
                 part = jobs.stretch_at(job, of, line, q, size, kind)
-                values = view(scratch, size, len(part.x), kind.stat)
-                step(job, part, row, rates, values, number + q * job.nq)
+                step(job, part, row, rates, room_at(scratch, 1, size, len(part.x), kind.stat))
 
 
 @exactly
-def _step_in_place(job: Job, part: Stretch, row: Scale, rates: Rates, values: Array, number: int) -> None:
+def _step_in_place(job: Job, part: Stretch, row: Scale, rates: Rates, room: Room) -> None:
     """Step a stretch of X."""
-    lines.descend(part.x, part, row, job.momentum == jobs.OF_UPDATE, rates)
+    m = momentum.load(job, part, part.m, room.m)
+    lines.descend(part.x, m, part, row, jobs.averages_updates(job), rates)
+    momentum.store(job, part, part.m, m, room.words)
 
 
 @exactly
-def _step_rounded(job: Job, part: Stretch, row: Scale, rates: Rates, values: Array, number: int) -> None:
+def _step_rounded(job: Job, part: Stretch, row: Scale, rates: Rates, room: Room) -> None:
     """Step a stretch of X by way of numbers to compute with."""
-    _load(job, values, part)
-    lines.descend(values, part, row, job.momentum == jobs.OF_UPDATE, rates)
-    _store(job, part, values, number, job.nq)
+    _load(job, room.x, part)
+    m = momentum.load(job, part, part.m, room.m)
+    lines.descend(room.x, m, part, row, jobs.averages_updates(job), rates)
+    _store(job, part, room)
+    momentum.store(job, part, part.m, m, room.words)
 
 
 @exactly
@@ -149,12 +213,13 @@ def _load(job: Job, values: Array, part: Stretch | Flat) -> None:
 
 
 @exactly
-def _store(job: Job, part: Stretch | Flat, values: Array, first: int, step: int) -> None:
+def _store(job: Job, part: Stretch | Flat, room: Room) -> None:
     """Round the numbers, and store them as X."""
     if job.rounding == jobs.KAHAN:
-        lines.store_compensated(part.x, part.compensation, values)
+        lines.store_compensated(part.x, part.compensation, room.x)
     else:
-        lines.store_stochastic(part.x, values, first, step, np.uint32(job.key1), np.uint32(job.key2))
+        lines.draw(room.words, part.element, part.step, np.uint32(job.key1), np.uint32(job.key2))
+        lines.store_stochastic(part.x, room.x, room.words)
 
 
 # ---- unfactored tensors
@@ -163,18 +228,39 @@ def _store(job: Job, part: Stretch | Flat, values: Array, first: int, step: int)
 @summing
 def apply_unfactored(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Step a chunk of an unfactored X."""
-    _, start, stop = jobs.span(job, chunk)
-    flat = jobs.flat_at(job, start, stop - start, kind)
-    lines.descend_unfactored(flat.x, flat, job)
+    _apply_flat(job, chunk, scratch, _step_flat_in_place, kind)
 
 
 @summing
 def apply_unfactored_rounded(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Step a chunk of an unfactored 16-bit X that is not rounded to nearest."""
+    _apply_flat(job, chunk, scratch, _step_flat_rounded, kind)
+
+
+@summing
+def _apply_flat(job: Job, chunk: int, scratch: int, step: Callable[..., None], kind: Kind) -> None:
+    """Step the blocks of an unfactored X that begin in a chunk, a few at a time, and each line's for themselves."""
     _, start, stop = jobs.span(job, chunk)
-    for i in range(start, stop, jobs.WIDTH):
-        flat = jobs.flat_at(job, i, min(jobs.WIDTH, stop - i), kind)
-        values = view(scratch, 0, len(flat.x), kind.stat)
-        _load(job, values, flat)
-        lines.descend_unfactored(values, flat, job)
-        _store(job, flat, values, job.origin + i * job.np, job.np)
+    i, stop, size = jobs.next_block(job, start), jobs.next_block(job, stop), max(1, jobs.TILE // job.block) * job.block
+    while i < stop:
+        width = min(size, job.block_line - i % job.block_line, stop - i)
+        step(job, jobs.flat_at(job, i, width, kind), room_at(scratch, 0, size, width, kind.stat))
+        i += width
+
+
+@exactly
+def _step_flat_in_place(job: Job, flat: Flat, room: Room) -> None:
+    """Step a stretch of an unfactored X."""
+    m = momentum.load(job, flat, flat.m, room.m)
+    lines.descend_unfactored(flat.x, m, flat, job)
+    momentum.store(job, flat, flat.m, m, room.words)
+
+
+@exactly
+def _step_flat_rounded(job: Job, flat: Flat, room: Room) -> None:
+    """Step a stretch of an unfactored X by way of numbers to compute with."""
+    _load(job, room.x, flat)
+    m = momentum.load(job, flat, flat.m, room.m)
+    lines.descend_unfactored(room.x, m, flat, job)
+    _store(job, flat, room)
+    momentum.store(job, flat, flat.m, m, room.words)

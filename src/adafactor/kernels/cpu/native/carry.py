@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native import jobs, lines, momentum
+from adafactor.kernels.cpu.native.apply import room_at
 from adafactor.kernels.cpu.native.compiling import as_written, summing
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.intrinsics import call_at, narrow, view
@@ -62,7 +63,8 @@ def carry_on(job: Job) -> None:
     if job.count != jobs.elements_of(job):  # a shard: x2 is the sum of all ranks by now
         return
     if not job.reads_x2 and job.measures_x and x2_before != job.x2:
-        job.needs_correction, job.x2, job.scale_used = 1, x2_before, job.scale
+        job.needs_correction, job.x2 = 1, x2_before
+        job.scale_used, job.rate_used, job.decay_used = job.scale, job.rate, job.decay
         job.x2_after, job.x2_confirmed = np.nan, 0
 
 
@@ -82,10 +84,20 @@ def measure_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
 
 @summing
 def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Step a chunk of X once more, by the difference between the right step and the one that was taken."""
-    one, size = narrow(1.0, kind.stat), jobs.stretch_length(job)
-    of, tile, missing = jobs.numerator(job), view(scratch, 0, size, kind.stat), job.scale - job.scale_used
-    factor = narrow(job.w1 * missing if job.momentum == jobs.OF_UPDATE else missing, kind.stat)
+    """Step a chunk of X once more, by the difference between the right step and the one that was taken.
+
+    With X₀ as it was and d for decay, X = d·X₀ − scale·U with the numbers that were used; with the right ones, d' and
+    so on, it is X·d'/d − (scale' − scale·d'/d)·U. Likewise with rate and M in place of scale and U, if M' − M is then
+    subtracted, too.
+    """
+    zero, one, size = narrow(0.0, kind.stat), narrow(1.0, kind.stat), jobs.stretch_length(job)
+    of, tile, averaged = jobs.numerator(job), view(scratch, 0, size, kind.stat), jobs.averages_updates(job)
+    is_other_decay = job.decay != job.decay_used and job.decay_used != 0
+    ratio = job.decay / job.decay_used if is_other_decay else 1.0
+    of_u = job.w1 * job.rate * (job.scale - job.scale_used) if averaged else job.scale - job.scale_used * ratio
+    of_m = job.rate - job.rate_used * ratio if averaged else 0.0
+    decay = Rates(zero, zero, narrow(of_m, kind.stat), narrow(ratio, kind.stat), one)
+    to_x, to_m = narrow(of_u, kind.stat), narrow(-of_u, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
@@ -93,6 +105,11 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
             row = kind.row_scale(job, line, one, tile, kind.stat)
             for q in range(0, job.Q * job.K, size):
                 part = jobs.stretch_at(job, of, line, q, size, kind)
-                lines.descend(part.x, part, row, False, Rates(factor, one, one, one))
-                if job.momentum == jobs.OF_UPDATE:
-                    lines.descend(part.m, part, row, False, Rates(-factor, one, one, one))
+                room = room_at(scratch, 1, size, len(part.x), kind.stat)
+                m = momentum.load(job, part, part.m, room.m)
+                if is_other_decay or of_m != 0:
+                    lines.descend(part.x, m, part, row, averaged, decay)
+                lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one))
+                if averaged and of_u != 0:
+                    lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one))
+                    momentum.store(job, part, part.m, m, room.words)

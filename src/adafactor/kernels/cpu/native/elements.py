@@ -15,12 +15,14 @@ from adafactor.kernels.cpu.native.intrinsics import narrow
 class Kind(NamedTuple):
     """What a part is compiled for: Numba compiles a loop anew for every combination that it is called with.
 
-    The types in which X, G and the statistics are stored are float32, float64, uint16 (bfloat16) or int16 (float16).
+    The types in which X, G and the statistics are stored are float32, float64, uint16 (bfloat16) or int16 (float16);
+    that of the momentum is the statistics', uint16 or int8.
     """
 
     x: Any
     g: Any
     stat: Any
+    m: Any
     sum: Any  # in which squares are summed: the statistics' type, or double where that has no room for them
     row_scale: Any  # `lines.scale_of_line`, or `lines.scales_of_slices` where lines consist of slices
 
@@ -76,11 +78,9 @@ def _is_remainder(kept: Any, value: Any, like: Any) -> Any:
 
 
 @register_jitable(**OPTIONS)
-def random_word(element: Any, key1: Any, key2: Any) -> Any:
-    """Compute the random word of one element, as `rounding.random_words` does."""
-    h = np.uint32(np.uint32(element) ^ np.uint32(np.uint32(element >> 32) * np.uint32(0x9E3779B1)))
-    h = np.uint32(h ^ key1)
+def mix(h: Any, salt: Any) -> Any:
+    """Make a random word of another, as `rounding.mix` does."""
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
-    h = np.uint32(h ^ key2)
+    h = np.uint32(h ^ salt)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
     return np.uint32(h ^ (h >> np.uint32(16)))

@@ -208,8 +208,12 @@ root_mean_square: Any = equations.root_mean_square
 
 @as_written
 def conclude(job: Job) -> None:
-    """Algorithm 4, lines 3 and 9, by `equations`: from RMS(X) and RMS(U) to the number that U is multiplied with."""
+    """Algorithm 4, lines 3 and 9, by `equations`: from RMS(X) and RMS(U) to what U, M and X are multiplied with."""
     job.rms_x, job.rms_u = root_mean_square(job.x2, job.count), root_mean_square(job.u2, job.count)
     job.alpha = step_size(job.rho, job.rms_x, job.eps2) if job.relative else job.rho
     divisor = clip_divisor(job.rms_u, job.clip) if job.clip > 0 else 1.0
-    job.scale, job.is_clipped = job.sign * job.alpha / divisor, divisor > 1
+    job.scale, job.rate, job.is_clipped = job.sign * job.alpha / divisor, 1.0, divisor > 1
+    if job.momentum == jobs.OF_DIRECTION:
+        job.scale, job.rate = 1.0 / divisor, job.sign * job.alpha
+    is_by_alpha = job.relative and job.decays_by_alpha
+    job.decay = 1.0 - (step_size(job.share, job.rms_x, job.eps2) if is_by_alpha else job.share)

@@ -14,6 +14,7 @@ from adafactor.kernels.cpu.native.intrinsics import Array, view
 from adafactor.kernels.memory_order import MemoryOrder
 
 WIDTH, RESULTS = memory_order.WIDTH, memory_order.RESULTS
+TILE = WIDTH // 4  # numbers that are computed with at a time, where they are not in place
 TALL = 64  # rows that are summed in the statistics' precision
 TINY = 1e-30  # a mean square below which squares in float32 lose digits, or vanish
 
@@ -24,7 +25,8 @@ def numbers(count: int) -> list[int]:
 
 
 OUTER, ROW, COLUMN, FULL = range(4)  # estimator: along P and Q, along P only, along Q only, unfactored
-NONE, OF_UPDATE, OF_GRADIENT = range(3)  # momentum
+NONE, OF_UPDATE, OF_GRADIENT, OF_DIRECTION = range(4)  # momentum
+AS_COMPUTED, BFLOAT16, INT8 = range(3)  # how the momentum is stored
 NEAREST, STOCHASTIC, KAHAN = range(3)  # rounding
 MOMENTS, FACTORS, ENERGY, MEASURE, CONCLUDE, APPLY, CORRECT, END = numbers(8)  # the phases of a step
 CHECK = END + 1  # no phase: asks the loop of APPLY to sum two lines again (see `carry`)
@@ -52,7 +54,10 @@ class Job:
     estimator: int
     swapped: int  # P is the paper's column axis
     momentum: int
+    momentum_format: int
     rounding: int
+    rounds_momentum_at_random: int
+    decays_by_alpha: int  # weight decay is by αₜ, so its share is only known with RMS(X)
     relative: int
     measures_x: int  # ΣX² is wanted before X is written
     ignore: int  # whether G is finite
@@ -69,6 +74,7 @@ class Job:
     g: int
     full: int
     m: int
+    m_scales: int  # of an int8 momentum's blocks
     compensation: int
     t: int
     row_state: int  # R along P, C along Q
@@ -77,6 +83,9 @@ class Job:
     col_offsets: int
     known_mean: int  # mean(R), where only a part of R is here: first its share, then all of it; 0: it is computed
     counts_row: int  # of the copies of R on several ranks this one counts for the mean
+    # Blocks of the momentum: the elements of one, and of a line, where a new one begins.
+    block: int
+    block_line: int
     # Random numbers: the keys of this step; the number of X's first element, and what is added along B, P, S, Q·K.
     key1: int
     key2: int
@@ -91,8 +100,8 @@ class Job:
     w1: float
     w2: float
     rho: float
-    decay: float
-    # Results of this step, which is X·decay − scale·U.
+    share: float  # of X that weight decay takes; by α, of X/max(ε₂, RMS(X))
+    # Results of this step, which is X·decay − scale·U, or X·decay − rate·M with scale·U averaged into M.
     taken: int
     finite: float  # a number that is finite if all of G² is
     u2: float
@@ -100,6 +109,8 @@ class Job:
     # Results of the last step that was taken, this one or one before.
     is_clipped: int
     scale: float
+    rate: float
+    decay: float
     alpha: float
     rms_x: float
     rms_u: float
@@ -112,6 +123,8 @@ class Job:
     reads_x2: int
     needs_correction: int
     scale_used: float
+    rate_used: float
+    decay_used: float
     # For the report: counts since they were last read, and β̂₂ of the last step that was taken.
     steps: int
     clipped: int
@@ -156,7 +169,7 @@ def new_jobs(count: int) -> Array:
     """Make a table of jobs: all fields are zero but those with another default."""
     jobs = np.zeros(count, JOB)
     jobs["present"] = jobs["x2_confirmed"] = 1
-    jobs["sign"] = jobs["decay"] = 1.0
+    jobs["sign"] = jobs["block"] = 1
     jobs["x2_after"] = np.nan
     return jobs
 
@@ -167,6 +180,7 @@ def lay_out(job: Any, order: MemoryOrder) -> None:
     ends = [8 * end for end in accumulate(order.lengths, initial=0)]
     for name, value in zip((*GEOMETRY, *SCRATCH), (*geometry, *ends), strict=True):
         job[name] = value
+    job["block_line"] = max(1, int(job["Q"] * job["K"] if order.factored else job["P"]))
 
 
 @as_written
@@ -195,6 +209,7 @@ class Line(NamedTuple):
     x: int
     g: int
     col: int
+    element: int  # the number of its first element in the whole tensor
 
 
 class Stretch(NamedTuple):
@@ -203,8 +218,11 @@ class Stretch(NamedTuple):
     x: Array
     compensation: Array
     m: Array
+    first_scale: int  # the number of the momentum's first block
     g: Array
     col: Array
+    element: int  # the number of its first element, and what is added to it from one to the next
+    step: int
 
 
 class Flat(NamedTuple):
@@ -213,8 +231,11 @@ class Flat(NamedTuple):
     x: Array
     compensation: Array
     m: Array
+    first_scale: int  # the number of the momentum's first block
     g: Array
     v: Array
+    element: int
+    step: int
 
 
 @summing
@@ -229,6 +250,12 @@ def numerator(job: Job) -> Source:
     if job.momentum == OF_GRADIENT:
         return Source(job.m, job.xb, job.xp, job.xs)
     return gradient(job)
+
+
+@as_written
+def averages_updates(job: Job) -> bool:
+    """Say whether β₁ averages U, with or without the step size."""
+    return job.momentum == OF_UPDATE or job.momentum == OF_DIRECTION
 
 
 @summing
@@ -247,6 +274,7 @@ def line_at(job: Job, of: Source, b: int, p: int, s: int) -> Line:
         b * job.xb + p * job.xp + s * job.xs,
         b * of.b + p * of.p + s * of.s,
         (b * job.S + s) * job.Q * job.K,
+        job.origin + b * job.nb + p * job.np + s * job.ns,
     )
 
 
@@ -257,41 +285,63 @@ def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, kind: Kind) 
     return Stretch(
         view(job.x, line.x + q, width, kind.x),
         view(job.compensation, line.x + q, width, kind.x),
-        view(job.m, line.x + q, width, kind.stat),
+        view(job.m, line.x + q, width, kind.m),
+        first_scale(job, line.number, q),
         view(of.address, line.g + q, width, kind.g),
         view(job.scratch + job.col_scale, line.col + q, width, kind.stat),
+        line.element + q * job.nq,
+        job.nq,
     )
+
+
+@summing
+def first_scale(job: Job, line: int, q: int) -> int:
+    """Return the number of the momentum's block that begins at q in a line: that of its scale."""
+    per_line = -(-job.block_line // job.block)
+    return line * per_line + q // job.block
+
+
+@summing
+def next_block(job: Job, i: int) -> int:
+    """Return where the first of an unfactored momentum's blocks begins that does not begin before element i."""
+    line = i // job.block_line * job.block_line
+    return line + min(job.block_line, -(-(i - line) // job.block) * job.block)
 
 
 @summing
 def flat_at(job: Job, start: int, size: int, kind: Kind) -> Flat:
     """Return `size` numbers of an unfactored tensor; V̂ stands in for a momentum that there is not."""
-    v = view(job.full, start, size, kind.stat)
     return Flat(
         view(job.x, start, size, kind.x),
         view(job.compensation, start, size, kind.x),
-        view(job.m, start, size, kind.stat) if job.momentum != NONE else v,
+        view(job.m if job.momentum != NONE else job.full, start, size, kind.m),
+        first_scale(job, start // job.block_line, start % job.block_line),
         view(job.g, start, size, kind.g),
-        v,
+        view(job.full, start, size, kind.stat),
+        job.origin + start * job.np,
+        job.np,
     )
 
 
 @summing
 def tile_length(job: Job) -> int:
-    """Return the length of a tile: 2ⁱ·K numbers, about WIDTH/4.
+    """Return the length of a tile: 2ⁱ·K numbers, about TILE.
 
     That is long enough to vectorise when K is small; and a power of two of slices can be filled by doubling.
     """
     size = job.K
-    while 2 * size <= min(job.Q * job.K, WIDTH // 4):
+    while 2 * size <= min(job.Q * job.K, TILE):
         size *= 2
     return size
 
 
 @summing
 def stretch_length(job: Job) -> int:
-    """Return how many numbers of a line are looked at together: WIDTH, or a tile where slices are short (K > 1)."""
-    return WIDTH if job.K == 1 else tile_length(job)
+    """Return how many numbers of a line are looked at together.
+
+    They are WIDTH, or a tile where slices are short (K > 1) or the momentum is computed with elsewhere.
+    """
+    return WIDTH if job.K == 1 and job.momentum_format == AS_COMPUTED else tile_length(job)
 
 
 @as_written
@@ -300,7 +350,7 @@ def thread_scratch(job: Job) -> int:
 
     They are the sums and the energy of a chunk's columns, four tiles, and a stretch of a line.
     """
-    return 2 * job.S * job.Q * job.K + 4 * max(job.K, WIDTH // 4) + WIDTH
+    return 2 * job.S * job.Q * job.K + 4 * max(job.K, job.block, TILE) + WIDTH
 
 
 # ---- sums

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adafactor.kernels.cpu.native import jobs
-from adafactor.kernels.cpu.native.compiling import exactly, summing
-from adafactor.kernels.cpu.native.elements import is_remainder, random_word, stochastic
+from adafactor.kernels.cpu.native.compiling import as_written, exactly, summing
+from adafactor.kernels.cpu.native.elements import is_remainder, mix, stochastic
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, view, widen
 from adafactor.kernels.cpu.native.jobs import Flat, Job, Line, Stretch
 
@@ -21,12 +21,13 @@ Four = tuple[Array, Array, Array, Array]
 
 
 class Rates(NamedTuple):
-    """The numbers of a step in the statistics' precision: X·decay − scale·U, and the weight of U in the momentum."""
+    """The numbers of a step in the statistics' precision: X·decay − scale·U, or X·decay − rate·M."""
 
     scale: float
-    w1: float
+    w1: float  # of scale·U in M
+    rate: float
     decay: float
-    apply_factor: float
+    apply_factor: float  # of 1/√R: 0 in a step of length zero, else 1
 
 
 # ---- sums of squares
@@ -146,6 +147,12 @@ def average(old: float, new: float, weight: float) -> float:
     return old + weight * (new - old)
 
 
+@as_written
+def scaled(m: float, rate: float) -> float:
+    """Return one element of rate·M, rounded: where the rate is 1 it is M, and X·decay − M has one rounding."""
+    return m * rate
+
+
 @exactly
 def stepped(x: float, decay: float, u: float) -> float:
     """Return one element of the new X."""
@@ -160,16 +167,16 @@ def blend(m: Array, g: Array, weight: float) -> None:
 
 
 @exactly
-def descend(x: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates) -> None:
-    """Step a stretch of a line, whose numbers to compute with are in `x`: X·decay − scale·U, or X·decay − M.
+def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates) -> None:
+    """Step a stretch of a line: X·decay − scale·U, or X·decay − rate·M. What to compute with is in `x` and `m`.
 
     The scale comes last: with 1/√R alone it may leave float32 where U does not.
     """
-    m, g, col, decay = part.m, part.g, part.col, rates.decay
+    g, col, decay = part.g, part.col, rates.decay
     if averaged:
         for j in range(len(x)):
             m[j] = average(m[j], update_of(g[j], pick(row, j), col[j], decay) * rates.scale, rates.w1)
-            x[j] = narrow(stepped(widen(x[j], decay), decay, m[j]), x[j])
+            x[j] = narrow(stepped(widen(x[j], decay), decay, scaled(m[j], rates.rate)), x[j])
     else:
         for j in range(len(x)):
             u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
@@ -182,8 +189,8 @@ def descend_two(
 ) -> tuple[float, float]:
     """Step two lines that lie far apart; return ΣX² before and after.
 
-    The step is X·decay − scale·U, or X·decay − M·apply_factor with scale·U averaged into M. With decay = 1 and all
-    other factors 0 it has length zero, and the loop does nothing but sum.
+    The step is X·decay − scale·U, or X·decay − rate·M with scale·U averaged into M. With decay = 1 and all other
+    factors 0 it has length zero, and the loop does nothing but sum.
     """
     x0, m0, g0, col = part0.x, part0.m, part0.g, part0.col
     x1, m1, g1, decay = part1.x, part1.m, part1.g, rates.decay
@@ -194,7 +201,7 @@ def descend_two(
         if averaged:
             u0, u1 = average(m0[j], u0, rates.w1), average(m1[j], u1, rates.w1)
             m0[j], m1[j] = u0, u1
-            u0, u1 = u0 * rates.apply_factor, u1 * rates.apply_factor
+            u0, u1 = u0 * rates.rate, u1 * rates.rate
         a, b = widen(x0[j], decay), widen(x1[j], decay)
         before += a * a + b * b
         a, b = stepped(a, decay, u0), stepped(b, decay, u1)
@@ -203,12 +210,12 @@ def descend_two(
     return before, after
 
 
-# ---- 16-bit parameters that are not rounded to nearest
+# ---- numbers that are not stored as they are computed
 
 
 @exactly
 def load(values: Array, x: Array) -> None:
-    """Convert X to numbers to compute with."""
+    """Convert 16-bit numbers to numbers to compute with."""
     for j in range(len(values)):
         values[j] = widen(x[j], values[j])
 
@@ -221,11 +228,29 @@ def load_compensated(values: Array, x: Array, c: Array) -> None:
         values[j] = a + rest if is_remainder(rest, a, x[j]) else a
 
 
+@as_written
+def draw(words: Array, first: int, step: int, key1: np.uint32, key2: np.uint32) -> None:
+    """Compute the random words of elements that are numbered first, first + step, …, as `rounding.random_words` does.
+
+    A number has 64 bits. Its upper half changes rarely, so that a loop between two changes computes with 32 bits.
+    """
+    start = 0
+    while start < len(words):
+        number = first + start * step
+        low, high = np.uint32(number), np.uint32(number >> 32)
+        salt = np.uint32(np.uint32(high * np.uint32(0x9E3779B1)) ^ key1)
+        until_high_changes = (0xFFFFFFFF - (number & 0xFFFFFFFF)) // max(step, 1) + 1
+        part = words[start : start + until_high_changes]
+        for j in range(len(part)):
+            part[j] = mix(np.uint32(np.uint32(low + np.uint32(j) * np.uint32(step)) ^ salt), key2)
+        start += len(part)
+
+
 @exactly
-def store_stochastic(x: Array, values: Array, first: int, step: int, key1: np.uint32, key2: np.uint32) -> None:
-    """Round each number to one neighbour or the other at random; the elements are numbered first, first + step, …."""
+def store_stochastic(x: Array, values: Array, words: Array) -> None:
+    """Round each number to one neighbour or the other, as its random word says."""
     for j in range(len(values)):
-        x[j] = stochastic(values[j], random_word(first + j * step, key1, key2), x[j])
+        x[j] = stochastic(values[j], words[j], x[j])
 
 
 @exactly
@@ -275,22 +300,24 @@ def energy_of_unfactored(flat: Flat, job: Job, dtype: Any) -> tuple[float, float
 
 
 @exactly
-def descend_unfactored(x: Array, flat: Flat, job: Job) -> None:
-    """Step V̂ and the momentum in the state, and X, whose numbers to compute with are in `x`."""
-    g, v, m = flat.g, flat.v, flat.m
+def descend_unfactored(x: Array, m: Array, flat: Flat, job: Job) -> None:
+    """Step V̂ in the state, and X and the momentum, whose numbers to compute with are in `x` and `m`."""
+    g, v = flat.g, flat.v
     w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
-    scale, decay, momentum = narrow(job.scale, v[0]), narrow(job.decay, v[0]), job.momentum
+    scale, decay, rate = narrow(job.scale, v[0]), narrow(job.decay, v[0]), narrow(job.rate, v[0])
+    of_gradient, of_update = job.momentum == jobs.OF_GRADIENT, jobs.averages_updates(job)
     keep, fade = keep_and_fade(job, v[0])
     for j in range(len(v)):
         a = widen(g[j], eps1)
         v[j] = averaged_square(v[j], a, keep, fade, w2, eps1)
-        if momentum == jobs.OF_GRADIENT:
+        if of_gradient:
             a = average(m[j], a, w1)
             m[j] = a
         u = a / root(v[j]) * scale
-        if momentum == jobs.OF_UPDATE:
+        if of_update:
             u = average(m[j], u, w1)
             m[j] = u
+            u = scaled(u, rate)
         x[j] = narrow(stepped(widen(x[j], eps1), decay, u), x[j])
 
 

@@ -22,14 +22,15 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 
-from adafactor.core import equations
+from adafactor.core import equations, momentum
 from adafactor.kernels import cache
 from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.progress import say
 
 config: Any = numba.config
 Compile = Callable[[], bytes]
-SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(memory_order.__file__), Path(equations.__file__)]
+OUTSIDE = memory_order.__file__, equations.__file__, momentum.__file__
+SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), *map(Path, OUTSIDE)]
 CHECKSUM = sha256().digest_size
 PATIENCE = 30.0  # seconds in which another process must have compiled a function, which takes one or two
 

@@ -20,7 +20,7 @@ from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.intrinsics import Array
 
 STORED = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16, torch.float16: np.int16}
-NAMES = {np.float32: "float32", np.float64: "float64", np.uint16: "bfloat16", np.int16: "float16"}
+NAMES = {np.float32: "float32", np.float64: "float64", np.uint16: "bfloat16", np.int16: "float16", np.int8: "int8"}
 
 
 def assign(table: Array, x: torch.dtype, g: torch.dtype) -> None:
@@ -40,13 +40,14 @@ def _needed(job: Any, x: Any, g: Any, stat: Any) -> Iterator[tuple[str, str, Any
     A part that depends on fewer types is compiled for the statistics' in place of the others.
     """
     u = stat if job["momentum"] == jobs.OF_GRADIENT else g  # the numerator of U
+    m = {jobs.AS_COMPUTED: stat, jobs.BFLOAT16: np.uint16, jobs.INT8: np.int8}[int(job["momentum_format"])]
     tiled, rounded, is_narrow = job["K"] > 1, job["rounding"] != jobs.NEAREST, x in (np.uint16, np.int16)
     if job["measures_x"] and stat is np.float32:
         yield "measure_in_double", *_part(carry.measure_lines, x, stat, stat, in_double=True)
     if job["estimator"] == jobs.FULL:
         step = apply.apply_unfactored_rounded if rounded else apply.apply_unfactored
         yield "moments", *_part(moments.moments_of_unfactored, x, g, stat)
-        yield "apply", *_part(step, x, g, stat)
+        yield "apply", *_part(step, x, g, stat, m=m)
         return
     yield "moments", *_part(moments.moments_of_tiles if tiled else moments.moments_of_lines, stat, g, stat)
     yield "moments_in_double", *_part(factors.moments_in_double, stat, g, stat)
@@ -57,22 +58,26 @@ def _needed(job: Any, x: Any, g: Any, stat: Any) -> Iterator[tuple[str, str, Any
         yield "energy", *_part(energy.energy_of_lines, stat, u, stat, tiled)
     if stat is np.float32:
         yield "energy_in_double", *_part(energy.energy_of_lines, stat, u, stat, tiled, in_double=True)
-    step = apply.apply_rounded if rounded else apply.apply_one_by_one if is_narrow else apply.apply_in_pairs
-    yield "apply", *_part(step, x, u, stat, tiled)
+    in_pairs = apply.apply_in_pairs if m is stat else apply.apply_with_stored_momentum
+    step = apply.apply_rounded if rounded else apply.apply_one_by_one if is_narrow else in_pairs
+    yield "apply", *_part(step, x, u, stat, tiled, m=m)
     if job["carries_x2"]:
-        yield "measure", *_part(step, x, u, stat, tiled)
-        yield "correct", *_part(carry.correct_lines, x, u, stat, tiled)
+        yield "measure", *_part(step, x, u, stat, tiled, m=m)
+        yield "correct", *_part(carry.correct_lines, x, u, stat, tiled, m=m)
     elif job["measures_x"]:
         yield "measure", *_part(carry.measure_lines, x, stat, stat)
 
 
-def _part(function: Any, x: Any, g: Any, stat: Any, tiled: bool = False, in_double: bool = False) -> tuple[str, Any]:
+def _part(
+    function: Any, x: Any, g: Any, stat: Any, tiled: bool = False, in_double: bool = False, m: Any = None
+) -> tuple[str, Any]:
     """Return the name of a part, and the function that is to be compiled."""
     row_scale = lines.scales_of_slices if tiled else lines.scale_of_line
-    kind = Kind(x, g, stat, np.float64 if in_double else stat, row_scale)
+    kind = Kind(x, g, stat, m or stat, np.float64 if in_double else stat, row_scale)
 
     def part(job: int, phase: int, chunk: int, scratch: int) -> None:
         function(jobs.job_at(job), phase, chunk, scratch, kind)
 
     ways = [way for way, wanted in (("tiles", tiled), ("in_double", in_double)) if wanted]
+    ways += [] if kind.m is stat else [f"momentum_{NAMES[m]}"]
     return "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in (x, g, stat)), *ways]), part

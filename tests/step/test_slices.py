@@ -1,0 +1,333 @@
+"""With `per_slice`, the slices of a stack step as if they were parameters of their own, and nothing else differs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from adafactor import Adafactor, schedules, step_in_backward
+from tests import inside, oracle
+from tests.compare import TOLERANCE, error, gradients, start, trained
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+NAN = float("nan")
+STEPS = 3
+
+
+def as_slices(x: Tensor) -> list[Tensor]:
+    """Parameters of their own, with the strides that the slices have; a vector is none but itself."""
+    alike = [(one, torch.empty_strided(one.shape, one.stride(), dtype=x.dtype)) for one in parts(x.detach())]
+    return [new.copy_(one).requires_grad_() for one, new in alike]
+
+
+def parts(x: Tensor) -> list[Tensor]:
+    return list(x.unbind()) if x.dim() > 1 else [x]
+
+
+def joined(ones: list[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(list(ones)) if like.dim() > 1 else ones[0]
+
+
+def compare_with_separate_parameters(
+    tensors: list[Tensor], grads: list[list[Tensor | None]], keywords: dict[str, Any]
+) -> tuple[Adafactor, Adafactor]:
+    """Step stacks and their slices side by side; every bit of X, the state and the report must be the same."""
+    stacks = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors]
+    apart = [as_slices(x) for x in tensors]
+    ours, theirs = Adafactor(stacks, per_slice=True, **keywords), Adafactor(list(chain(*apart)), **keywords)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of steps that are skipped
+        for step in grads:
+            for x, ones, g in zip(stacks, apart, step, strict=True):
+                x.grad = None if g is None else g.clone(memory_format=torch.preserve_format)
+                for one, part in zip(ones, [None] * len(ones) if g is None else as_slices(g), strict=True):
+                    one.grad = None if part is None else part.detach()
+            ours.step()
+            theirs.step()
+        reports = ours.report(), theirs.report()
+    for x, ones in zip(stacks, apart, strict=True):
+        assert torch.equal(x.nan_to_num(7), joined(ones, x).nan_to_num(7))
+        for key, value in ours.state[x].items():
+            assert torch.equal(value, joined([theirs.state[one][key] for one in ones], x)), key
+    for mine, other in zip(*reports, strict=True):
+        assert repr(replace(mine, name="")) == repr(replace(other, name=""))  # NaN is NaN in text
+    return ours, theirs
+
+
+def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def interleaved(x: Tensor) -> Tensor:
+    return x.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+@given(data=st.data())
+def test_a_stack_steps_as_its_slices_would_alone(data: st.DataObject) -> None:
+    one_of = st.sampled_from
+    dtype = data.draw(one_of([torch.float32, torch.bfloat16, torch.float64]))
+    size, most = st.integers(1, 3 if inside.INTERPRETED else 5), 1 if inside.INTERPRETED else 3
+    shapes = data.draw(st.lists(st.lists(size, min_size=1, max_size=4).map(tuple), min_size=1, max_size=most))
+    is_long = min(map(len, shapes)) > 2  # each slice has two axes to name
+    keywords = {
+        "factored": data.draw(one_of(["outer", "row", "column", False])),
+        "beta1": data.draw(one_of([0.0, 0.9])),
+        "momentum_of": data.draw(one_of(["update", "gradient"])),
+        "relative": data.draw(st.booleans()),
+        "clip": data.draw(one_of([1.0, None])),
+        "weight_decay": data.draw(one_of([0.0, 0.1])),
+        "min_factored": data.draw(one_of([0, 3])),
+        "axes": data.draw(one_of([None, (-2, -1), (1, 0)])) if is_long else None,
+        "rounding": data.draw(one_of(["nearest", "stochastic", "kahan"])),
+        "on_nonfinite": "skip",
+    }
+    tensors = [normal(shape, i, dtype) for i, shape in enumerate(shapes)]
+    # the slices lie between each other in memory, where Triton leaves some to eager PyTorch
+    is_interleaved = not inside.INTERPRETED and data.draw(st.booleans())
+    if is_interleaved:
+        tensors = list(map(interleaved, tensors))
+    grads: list[list[Tensor | None]] = []
+    for t in range(STEPS):
+        step: list[Tensor | None] = [normal(shape, 10 * t + i, dtype) for i, shape in enumerate(shapes)]
+        for i, g in enumerate(step):
+            kind = data.draw(one_of(["whole", "whole", "missing", "NaN in a slice", "zeros in a slice"]))
+            which = data.draw(st.integers(0, shapes[i][0] - 1))
+            if kind == "missing":
+                step[i] = None
+            elif g is not None and kind != "whole":
+                g[which] = NAN if kind == "NaN in a slice" else 0.0
+            if g is not None and step[i] is not None and is_interleaved:
+                step[i] = interleaved(g)
+        grads.append(step)
+    compare_with_separate_parameters(tensors, grads, keywords)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["B", "C", "D", "E", "O", "P"])
+@pytest.mark.parametrize("shape", [(3, 7, 5), (4, 9), (1, 6, 2), (9, 2, 3)], ids=str)
+def test_every_slice_equals_the_oracle(shape: tuple[int, ...], name: str, dtype: torch.dtype) -> None:
+    row = replace(oracle.TABLE_2[name], per_slice=True)
+    assert error(row, shape, dtype, steps=50) < TOLERANCE[dtype]
+
+
+def test_the_whole_is_not_the_sum_of_its_slices() -> None:
+    """The control: slices of different sizes, of which RMS(X) and the clipping are their own."""
+    row = replace(oracle.TABLE_2["O"], per_slice=True)
+    assert error(row, (3, 7, 5), torch.float64, steps=3, per_slice=False) > 1e-3
+
+
+def test_an_expert_without_tokens_is_not_damaged() -> None:
+    row = replace(oracle.TABLE_2["O"], per_slice=True, weight_decay=0.5)
+    x, grads = start((3, 6, 4)), gradients((3, 6, 4), 9 if not inside.INTERPRETED else 4)
+    for g in grads[1:-1]:
+        g[1] = 0.0  # no tokens, between its first step and its last
+    path = oracle.run(row, x, grads, schedules.without_warmup).x
+    for dtype, limit in TOLERANCE.items():
+        ours = trained(row, x, grads[:-1], schedules.without_warmup, dtype).double().numpy()
+        rest = np.prod([1 - schedules.without_warmup(t + 1) * 0.5 for t in range(1, len(grads) - 1)])
+        np.testing.assert_allclose(ours[1], rest * path[1][1], rtol=limit)  # it has only decayed
+        ours = trained(row, x, grads, schedules.without_warmup, dtype).double().numpy()
+        travelled = sum(np.abs(b - a).max() for a, b in zip(path, path[1:], strict=False))
+        assert np.abs(ours - path[-1]).max() / travelled < limit
+    # V̂ is old by then, so U is large, and clipped: the step is αₜ·d and no larger
+    rho = schedules.without_warmup(len(grads))
+    step = path[-1][1] - path[-2][1] * (1 - rho * 0.5)
+    alpha = max(row.eps2, oracle.rms(path[-2][1])) * rho
+    np.testing.assert_allclose(oracle.rms(step), alpha, rtol=1e-9)
+
+
+def test_an_expert_that_never_had_tokens_can_begin_later() -> None:
+    row = replace(oracle.TABLE_2["O"], per_slice=True)
+    x, grads = start((2, 5, 3)), gradients((2, 5, 3), 4)
+    for g in grads[:3]:
+        g[0] = 0.0
+    ours = trained(row, x, grads[:3], schedules.without_warmup).numpy()
+    np.testing.assert_array_equal(ours[0], x[0])
+    path = oracle.run(row, x, grads, schedules.without_warmup).x
+    np.testing.assert_allclose(trained(row, x, grads, schedules.without_warmup).numpy(), path[-1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["skip", "raise", "ignore"])
+def test_a_nan_concerns_the_slice_that_has_it(how: str) -> None:
+    x = normal((4, 5, 3), 0, torch.float32).requires_grad_()
+    optimizer = Adafactor([("experts", x)], per_slice=True, on_nonfinite=how)
+    x.grad = normal((4, 5, 3), 1, torch.float32)
+    optimizer.step()
+    before, state = x.detach().clone(), copy.deepcopy(optimizer.state[x])
+    x.grad[2, 1, 1] = NAN
+    if how == "raise":
+        with pytest.raises(FloatingPointError, match=r"the gradient of experts\[2\] \(shape \(5, 3\)\)"):
+            optimizer.step()
+        assert torch.equal(x, before)
+        return
+    if how == "skip":
+        with pytest.warns(RuntimeWarning, match=r"skipped experts\[2\] \(shape \(5, 3\)\)"):
+            optimizer.step()
+            reports = optimizer.report()
+        assert [record.skipped for record in reports] == [0, 0, 1, 0]
+        assert optimizer.state[x]["step"].tolist() == [2, 2, 1, 2]
+        assert all(torch.equal(value[2], state[key][2]) for key, value in optimizer.state[x].items())
+        assert torch.equal(x[2], before[2])
+    else:
+        optimizer.step()
+        assert x[2].isnan().any()
+    assert all(x[i].isfinite().all() and not torch.equal(x[i], before[i]) for i in (0, 1, 3))
+
+
+def test_the_report_has_a_record_for_each_slice() -> None:
+    shapes: dict[str, tuple[int, ...]] = {"norm": (7,), "experts": (3, 5, 4), "empty": (0, 4), "head": ()}
+    params = [(name, torch.ones(shape)) for name, shape in shapes.items()]
+    for _, p in params:
+        p.requires_grad_()
+        p.grad = torch.ones_like(p)
+    optimizer = Adafactor(params, per_slice=True)
+    optimizer.step()
+    records = optimizer.report()
+    names = ["norm", "experts[0]", "experts[1]", "experts[2]", "empty", "head"]
+    assert [record.name for record in records] == names
+    assert [record.shape for record in records] == [(7,), *[(5, 4)] * 3, (0, 4), ()]
+    stack = optimizer.state[params[1][1]]
+    assert {key: tuple(value.shape) for key, value in stack.items()} == {"step": (3,), "row": (3, 5), "col": (3, 4)}
+    assert sum(record.state_bytes for record in records[1:4]) == sum(value.nbytes for value in stack.values())
+    assert optimizer.state[params[0][1]]["step"].shape == ()  # a vector is one parameter
+
+
+def test_a_rule_makes_stacks_of_some_parameters() -> None:
+    model = nn.ParameterDict({"experts": torch.ones(2, 3, 4), "head": torch.ones(3, 4)})
+    optimizer = Adafactor(model.named_parameters(), rules={"experts": {"per_slice": True}})
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert [(record.name, record.rule) for record in optimizer.report()] == [
+        ("head", ""), ("experts[0]", "experts"), ("experts[1]", "experts"),
+    ]  # fmt: skip
+    assert set(optimizer.state[model["head"]]) == {"step", "row", "col"}
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+def test_a_checkpoint_continues_on_the_same_bits(rounding: str) -> None:
+    dtype = torch.bfloat16
+
+    def make() -> tuple[list[Tensor], Adafactor]:
+        params = [normal((4, 5, 3), 0, dtype).requires_grad_(), normal((4, 6), 1, dtype).requires_grad_()]
+        return params, Adafactor(params, per_slice=True, beta1=0.9, rounding=rounding)
+
+    def train(params: list[Tensor], optimizer: Adafactor, steps: range) -> None:
+        for t in steps:
+            for i, p in enumerate(params):
+                p.grad = normal(tuple(p.shape), 10 * t + i, dtype)
+            optimizer.step()
+
+    params, optimizer = make()
+    train(params, optimizer, range(2))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    others, resumed = make()
+    for p, other in zip(params, others, strict=True):
+        other.data.copy_(p.data)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    train(params, optimizer, range(2, 4))
+    train(others, resumed, range(2, 4))
+    assert all(map(torch.equal, params, others))
+    for p, other in zip(params, others, strict=True):
+        assert all(torch.equal(value, resumed.state[other][key]) for key, value in optimizer.state[p].items())
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5, 3), (4, 6)], ids=str)
+def test_a_state_of_the_whole_is_not_taken_for_one_of_slices(before: bool, shape: tuple[int, ...]) -> None:
+    p = torch.ones(shape, requires_grad=True)
+    optimizer = Adafactor([("experts", p)], per_slice=before)
+    p.grad = torch.ones(shape)
+    optimizer.step()
+    x, state = p.detach().clone(), optimizer.state_dict()
+    optimizer.param_groups[0]["per_slice"] = not before
+    with pytest.raises(ValueError, match=r"experts of shape .*per_slice"):
+        optimizer.step()
+    assert torch.equal(p, x)
+    state["param_groups"][0]["per_slice"] = not before
+    with pytest.raises(ValueError, match=r"experts of shape .*per_slice"):
+        Adafactor([("experts", p)]).load_state_dict(state)
+
+
+def test_a_negative_count_of_one_slice_is_refused() -> None:
+    p = torch.ones(2, 3, 4, requires_grad=True)
+    optimizer = Adafactor([p], per_slice=True)
+    state = optimizer.state_dict()
+    state["state"][0]["step"] = torch.tensor([1.0, -1.0])
+    with pytest.raises(ValueError, match="must be whole numbers that are not negative"):
+        optimizer.load_state_dict(state)
+
+
+def test_slices_step_inside_backward() -> None:
+    ends = []
+    for inside_backward in (False, True):
+        model = nn.ParameterDict({"experts": start_of((3, 4, 5)), "norm": start_of((5,))})
+        optimizer = Adafactor(model.named_parameters(), per_slice=True)
+        handle = step_in_backward(model, optimizer) if inside_backward else None
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            ((model["experts"] @ model["norm"]).sin() * (t + 1)).sum().backward()
+            optimizer.step()
+        if handle is not None:
+            handle.remove()
+        ends.append([p.detach().clone() for p in model.parameters()])
+        assert [record.steps for record in optimizer.report()] == [STEPS] * 4
+    assert all(map(torch.equal, *ends))
+
+
+def start_of(shape: tuple[int, ...]) -> Tensor:
+    return torch.tensor(start(shape), dtype=torch.float32)
+
+
+def test_a_gradient_that_does_not_fit_is_refused_by_the_name_of_the_whole() -> None:
+    p = torch.ones(3, 4, 5, requires_grad=True)
+    optimizer = Adafactor([("experts", p)], per_slice=True)
+    p.grad = torch.ones(3, 4, 5)
+    optimizer.step()
+    p.grad = torch.ones(3, 4, 5).to_sparse()
+    with pytest.raises(TypeError, match="the gradient of experts is sparse"):
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"axes=\(0, 2\) must be axes of the tensor, whose shape is \(4, 5\)"):
+        Adafactor([p], per_slice=True, axes=(0, 2))
+
+
+def test_writing_to_the_stack_between_steps_counts() -> None:
+    x = normal((3, 8, 6), 0, torch.float32)
+    grads = [[normal((3, 8, 6), t, torch.float32)] for t in range(4)]
+    stack, alone = x.clone().requires_grad_(), [one.clone().requires_grad_() for one in x.unbind()]
+    ours, theirs = Adafactor([stack], per_slice=True), Adafactor(alone)
+    for (g,) in grads:
+        stack.grad = g.clone()
+        for one, part in zip(alone, g.unbind(), strict=True):
+            one.grad = part.clone()
+        ours.step()
+        theirs.step()
+        with torch.no_grad():
+            stack[1] *= 3
+            alone[1] *= 3
+    assert torch.equal(stack, torch.stack(alone))
+
+
+def test_what_users_put_into_the_state_stays() -> None:
+    p = torch.ones(3, 4, 5, requires_grad=True)
+    optimizer = Adafactor([p], per_slice=True)
+    optimizer.state[p].update(note="mine", norm=torch.tensor(2.0), table=torch.ones(2, 7))
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert optimizer.state[p]["note"] == "mine" and optimizer.state[p]["norm"] == 2
+    assert optimizer.state[p]["step"].tolist() == [2, 2, 2]
