@@ -34,7 +34,10 @@ def jobs(scale: Scale = SCALE, domain: str = TUNING_DOMAIN, corpus: str = "debia
 
 
 def tables(records: list[Record]) -> str:
-    """From scratch and fine-tuned: the losses with no momentum, with each format of it, and with Adam."""
+    """From scratch and fine-tuned: the losses with no momentum, with each format of it, and with Adam.
+
+    A part is shown when two seeds of each format are there.
+    """
     blocks = []
     for title, tuned in (("From scratch", False), ("Fine-tuned", True)):
         runs: dict[str, Sequence[Job]] = {"no momentum": _of(precision.jobs(), tuned)}
@@ -45,7 +48,7 @@ def tables(records: list[Record]) -> str:
         found = {name: [r for job in wanted if (r := find(job, records))] for name, wanted in runs.items()}
         if all(len(found[f"momentum in {format}"]) > 1 for format in FORMATS):
             blocks.append(_table(found, title))
-    return "\n".join(blocks) or "There are no records yet.\n"
+    return "\n".join(blocks)
 
 
 def _of(all_jobs: list[PrecisionJob], tuned: bool) -> list[PrecisionJob]:

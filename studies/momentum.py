@@ -57,11 +57,10 @@ def adamw_8bit(model: nn.Module, lr: float) -> Optimizer:
     return made
 
 
+FORMATS = ("float32", "bfloat16", "int8")
 OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
     "no momentum": ours(),
-    "float32": ours(beta1=0.9),
-    "bfloat16": ours(beta1=0.9, momentum_dtype="bfloat16"),
-    "int8": ours(beta1=0.9, momentum_dtype="int8"),
+    **{format: ours(beta1=0.9, momentum_dtype=format) for format in FORMATS},
     "AdamW": lambda model, lr: AdamW(model.parameters(), lr=lr, weight_decay=0.0),
     "AdamW 8-bit": adamw_8bit,
 }
@@ -159,9 +158,9 @@ def loss_table(runs: list[Run]) -> str:
     found = {(run["task"], run["optimizer"], run["seed"]): run for run in runs}
     whole = [seed for seed in {run["seed"] for run in runs} if {*product(TASKS, OPTIMIZERS, [seed])} <= found.keys()]
     heads = [f"{task}, {len(whole)} seeds | minus float32 | state" for task in TASKS]
-    lines = [f"| momentum | {' | '.join(heads)} |", "|---" * 7 + "|"]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * 7 + "|"]
     for name in OPTIMIZERS:
-        cells = [name.removesuffix(" momentum")]
+        cells = [f"momentum in {name}" if name in FORMATS else name]
         for task in TASKS:
             losses = [found[task, name, seed]["loss"] for seed in whole]
             gaps = [loss - found[task, "float32", seed]["loss"] for loss, seed in zip(losses, whole, strict=True)]
