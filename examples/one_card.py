@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from adafactor import Adafactor, schedules, step_in_backward
+from adafactor import Adafactor, step_in_backward
 
 SMALL = LlamaConfig(
     vocab_size=8192, hidden_size=768, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=12
@@ -39,7 +39,7 @@ def make_optimizer(name: str, model: nn.Module, lr: float, tokens: int, half_lif
     """AdamW with float32 weights, for comparison, or ours, attached to the model."""
     if name == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=lr)
-    beta2 = schedules.beta2_from_half_life(half_life, per_step=tokens)  # in tokens, whatever the batch
+    beta2 = 0.5 ** (tokens / half_life)  # so many tokens halve the weight of a gradient, whatever the batch
     optimizer = Adafactor(
         model.named_parameters(), lr=lr, relative=False, lr_decay=None, beta2=beta2, rounding="stochastic"
     )

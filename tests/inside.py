@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from adafactor import Adafactor, kernels
-from adafactor.core import sums
+from adafactor.core import bucket, sums
 from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.eager import blocks
 
@@ -51,8 +51,8 @@ def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:
 
 def prepared(optimizer: Adafactor) -> object | None:
     """What a step left for the next one: the same object for as long as it is used again."""
-    bucket = optimizer._buckets.of.get(None)
-    return None if bucket is None or not bucket.executors else bucket.executors[0]
+    found = optimizer._buckets.of.get(None)
+    return None if found is None or not found.executors else found.executors[0]
 
 
 def forget(optimizer: Adafactor) -> None:
@@ -62,8 +62,7 @@ def forget(optimizer: Adafactor) -> None:
 
 def job_of(optimizer: Adafactor, p: Tensor) -> Any:
     """The compiled kernel's notes of a parameter, a NumPy record."""
-    bucket = optimizer._buckets.of[None]
-    for work in bucket.executors:
+    for work in optimizer._buckets.of[None].executors:
         for i, parameter in enumerate(work.parameters):
             if parameter.p is p:
                 return work.jobs[i]  # type: ignore[attr-defined]
@@ -78,6 +77,11 @@ def read_squares(optimizer: Adafactor, p: Tensor) -> bool:
 def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     """ΣX² as the last compiled step left it to the next; NaN if it must be read."""
     return float(job_of(optimizer, p)["x2_after"])
+
+
+def leave_out_guards(patch: pytest.MonkeyPatch) -> None:
+    """Do without torch's guards of many tensors, as if this torch had none."""
+    patch.setattr(bucket, "TensorGuards", None)
 
 
 def let_modes_miss_the_step(patch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -92,8 +93,13 @@ STAYS = {"nothing", "lr", "weight_decay", "beta2", "lose_gradient"}
 
 
 @pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")
+@pytest.mark.parametrize("has_guards", [True, False], ids=["guards", "no guards"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_between_steps_counts_from_the_next_step_on(change: str) -> None:
+def test_a_change_between_steps_counts_from_the_next_step_on(
+    change: str, has_guards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_guards:
+        inside.leave_out_guards(monkeypatch)
     ends = []
     for backend in ("auto", "eager"):
         random = torch.Generator().manual_seed(0)
@@ -115,6 +121,38 @@ def test_a_change_between_steps_counts_from_the_next_step_on(change: str) -> Non
             assert (standing[4] is standing[3]) == (change in STAYS)
     for a, b in zip(*ends, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_what_guards_cannot_tell_is_looked_at_and_stays() -> None:
+    """The same gradient for two parameters, or none for one, or steps inside autocast: nothing is prepared anew."""
+    params = [torch.ones(4, 3, requires_grad=True) for _ in range(2)]
+    optimizer, prepared = Adafactor(params), set()
+    for i in range(9):
+        shared = torch.full((4, 3), 1.0 + i)
+        params[0].grad, params[1].grad = shared, shared if i % 3 else shared.clone()
+        if i % 4 == 3:
+            params[1].grad = None
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=i % 2 == 0):
+            optimizer.step()
+        prepared.add(inside.prepared(optimizer))
+    assert len(prepared) == 1 and None not in prepared
+
+
+@pytest.mark.parametrize("turn", [torch._neg_view, lambda g: torch._efficientzerotensor(g.shape), Tensor.double])
+def test_a_gradient_of_another_kind_is_noticed(turn: Callable[[Tensor], Tensor]) -> None:
+    ends = []
+    for backend in ("auto", "eager"):
+        p = torch.ones(6, 4, requires_grad=True)
+        optimizer = Adafactor([p], lr=0.1, backend=backend)
+        for i in range(6):
+            g = torch.linspace(-1, 2, 24).view(6, 4) + i
+            p.grad = torch.zeros_like(p)
+            p.grad.data = turn(g) if i == 4 else g
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # that it is left to eager PyTorch
+                optimizer.step()
+        ends.append(p.detach())
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
 
 
 def test_a_schedule_does_not_make_every_step_the_first() -> None:

@@ -114,6 +114,18 @@ def test_a_stack_steps_as_its_slices_would_alone(data: st.DataObject) -> None:
     compare_with_separate_parameters(tensors, grads, keywords)
 
 
+@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9, "weight_decay": 0.1}, {"factored": False}], ids=str)
+def test_on_a_device_slices_are_masked_one_by_one(keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    inside.keep_scalars_on_the_device(monkeypatch)
+    grads: list[list[Tensor | None]] = [[normal((3, 4, 2), t, torch.float32)] for t in range(1, 4)]
+    bad = grads[1][0]
+    assert bad is not None
+    bad[1] = NAN
+    stack = normal((3, 4, 2), 0, torch.float32)
+    ours, _ = compare_with_separate_parameters([stack], grads, {**keywords, "backend": "eager"})
+    assert next(iter(ours.state.values()))["step"].tolist() == [3, 2, 3]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", ["B", "C", "D", "E", "O", "P"])
 @pytest.mark.parametrize("shape", [(3, 7, 5), (4, 9), (1, 6, 2), (9, 2, 3)], ids=str)

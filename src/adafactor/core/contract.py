@@ -234,12 +234,20 @@ def check_finite(sums: Sequence[Sums]) -> None:
             )
 
 
-def why_not_plain(t: Tensor) -> str | None:
-    """Why the memory of a tensor is not what it seems, so that a compiled kernel must not read it; None if it is."""
-    if type(t) not in EXACT_TYPES:
-        return f"a {type(t).__name__}, a subclass of Tensor"
-    if t.is_neg():
-        return "a view with the negative bit set"
-    if t._is_zerotensor():
-        return "a zero tensor without memory"
+def why_not_plain(parameter: Parameter) -> str | None:
+    """Why some memory is not what it seems, so that a compiled kernel must not use it; None if all of it is."""
+    if parameter.overlaps:
+        return "its memory is also another parameter's, so the two must be stepped one after the other"
+    for t in (parameter.x, *parameter.state.values()):
+        if isinstance(t, Tensor) and type(t) not in EXACT_TYPES:
+            return f"it is, or its state is, a {type(t).__name__}, a subclass of Tensor"
+        if isinstance(t, Tensor) and t.is_neg():
+            return "it is, or its state is, a view with the negative bit set"
+        if isinstance(t, Tensor) and t._is_zerotensor():
+            return "it is, or its state is, a zero tensor without memory"
+    form = parameter.gradient
+    if form.type not in EXACT_TYPES:
+        return f"its gradient is a {form.type.__name__}, a subclass of Tensor"
+    if form.is_negative or form.is_zero:
+        return "its gradient is a view with the negative bit set, or a zero tensor without memory"
     return None

@@ -14,6 +14,7 @@ import torch
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import Factored, statistics_dtype
+from adafactor.core.momentum import is_rounded
 
 CHUNK = 2**15  # elements: the least that a thread takes (measured: below it the hand-over costs more)
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
@@ -88,16 +89,13 @@ def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
 
 def draws_words(parameter: Parameter) -> bool:
     """Is X, or the momentum, rounded at random?"""
-    rounds_momentum = stores_momentum_rounded(parameter) and parameter.settings.momentum_rounding == "stochastic"
+    rounds_momentum = has_rounded_momentum(parameter) and parameter.settings.momentum_rounding == "stochastic"
     return parameter.rounding == "stochastic" or rounds_momentum
 
 
-def stores_momentum_rounded(parameter: Parameter) -> bool:
-    """Is there a momentum in fewer bits than it is computed with?"""
-    if not parameter.settings.beta1:
-        return False
-    is_float = "momentum_int8" not in parameter.state
-    return not is_float or parameter.state["momentum"].dtype != statistics_dtype(parameter.x.dtype)
+def has_rounded_momentum(parameter: Parameter) -> bool:
+    """Is there a momentum, and stored with fewer bits than it is computed with?"""
+    return is_rounded(parameter.state, parameter.settings, statistics_dtype(parameter.x.dtype))
 
 
 @lru_cache(maxsize=4096)

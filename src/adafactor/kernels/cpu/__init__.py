@@ -13,7 +13,7 @@ import torch
 from adafactor.core.contract import Parameter, why_not_plain
 from adafactor.core.momentum import blocks_of
 from adafactor.kernels.cpu.executor import Executor
-from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, stores_momentum_rounded
+from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, has_rounded_momentum
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -21,19 +21,12 @@ def why_not(parameter: Parameter) -> str | None:
     x, form, s = parameter.x, parameter.gradient, parameter.settings
     if not x.is_cpu or form.meta[2].type != "cpu":
         return f"it is on {x.device}"
-    if parameter.overlaps:
-        return "its memory is also another parameter's, so the two must be stepped one after the other"
-    for t in (x, *parameter.state.values()):
-        if isinstance(t, torch.Tensor) and (reason := why_not_plain(t)):
-            return f"it is, or its state is, {reason}"
-    if form.type is not torch.Tensor and form.type is not torch.nn.Parameter:
-        return f"its gradient is a {form.type.__name__}, a subclass of Tensor"
-    if form.is_negative or form.is_zero:
-        return "its gradient is a view with the negative bit set, or a zero tensor without memory"
+    if reason := why_not_plain(parameter):
+        return reason
     order = find_memory_order(parameter)
     if not isinstance(order, MemoryOrder):
         return order
-    if stores_momentum_rounded(parameter) and s.momentum_of == "gradient":
+    if has_rounded_momentum(parameter) and s.momentum_of == "gradient":
         return f"its momentum of the gradient is kept in {s.momentum_dtype}, of which there would have to be two passes"
     if "momentum_int8" in parameter.state and not _has_blocks_in_lines(parameter, order):
         return "the blocks of its int8 momentum are not side by side in memory"

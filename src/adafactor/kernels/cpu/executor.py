@@ -22,8 +22,8 @@ from adafactor.kernels.memory_order import (
     MemoryOrder,
     draws_words,
     find_memory_order,
+    has_rounded_momentum,
     numbering,
-    stores_momentum_rounded,
 )
 
 ESTIMATORS = {"outer": jobs.OUTER, "row": jobs.ROW, "column": jobs.COLUMN, "full": jobs.FULL}
@@ -226,7 +226,7 @@ class Executor:
             job["m"] = state["momentum"].data_ptr()
             is_bfloat16 = state["momentum"].dtype == torch.bfloat16
             job["momentum_format"] = jobs.BFLOAT16 if is_bfloat16 else jobs.AS_COMPUTED
-        job["rounds_momentum_at_random"] = stores_momentum_rounded(parameter) and s.momentum_rounding == "stochastic"
+        job["rounds_momentum_at_random"] = has_rounded_momentum(parameter) and s.momentum_rounding == "stochastic"
 
     def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, order: MemoryOrder) -> None:
         """Describe which axes are P and Q, and where R along P and C along Q lie."""

@@ -27,7 +27,7 @@ from math import prod
 import torch
 from triton import knobs
 
-from adafactor.core.contract import EXACT_TYPES, Parameter, why_not_plain
+from adafactor.core.contract import Parameter, why_not_plain
 from adafactor.core.factoring import Factored
 from adafactor.kernels.memory_order import MemoryOrder, numbering, stored
 from adafactor.kernels.triton.executor import Executor
@@ -53,15 +53,8 @@ def why_not(parameter: Parameter) -> str | None:
         return f"it is on {x.device}"
     if form.meta[2] != x.device:
         return f"its gradient is on {form.meta[2]}"
-    if parameter.overlaps:
-        return "its memory is also another parameter's, so the two must be stepped one after the other"
-    for t in (x, *parameter.state.values()):
-        if isinstance(t, torch.Tensor) and (reason := why_not_plain(t)):
-            return f"it is, or its state is, {reason}"
-    if form.type not in EXACT_TYPES:
-        return f"its gradient is a {form.type.__name__}, a subclass of Tensor"
-    if form.is_negative or form.is_zero:
-        return "its gradient is a view with the negative bit set, or a zero tensor without memory"
+    if reason := why_not_plain(parameter):
+        return reason
     if not stored(x.dtype, form.dtype):
         return f"there is no kernel for a {x.dtype} parameter with a {form.dtype} gradient"
     for key in ("full", "momentum", "compensation"):

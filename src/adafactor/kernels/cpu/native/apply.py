@@ -25,41 +25,28 @@ def rates_of(job: Job, phase: int, stat: Any) -> Rates:
 
 
 class Room(NamedTuple):
-    """A thread's memory for a stretch: X and the momentum to compute with, and random words."""
+    """A thread's memory for a stretch: random words, and the momentum and X to compute with."""
 
-    x: Array
-    m: Array
     words: Array
+    m: Array
+    x: Array
 
 
 @summing
 def room_at(scratch: int, tiles: int, size: int, width: int, stat: Any) -> Room:
-    """Return the room for `width` numbers, of `size` at most, behind so many tiles of the scratch."""
-    start = scratch + 8 * tiles * size
-    x, m = view(start, 0, width, stat), view(start + 8 * size, 0, width, stat)
-    return Room(x, m, view(start + 16 * size, 0, width, np.uint32))
+    """Return the room for `width` numbers behind so many tiles of the scratch, each of `size` numbers at most."""
+    start, tile = scratch + 8 * tiles * size, 8 * size
+    return Room(
+        view(start, 0, width, np.uint32), view(start + tile, 0, width, stat), view(start + 2 * tile, 0, width, stat)
+    )
 
 
-# ---- float32 and float64, in pairs of lines
+# ---- float32 and float64, two lines at a time
 
 
 @summing
 def apply_in_pairs(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Step a chunk of X, two lines at a time, and sum its squares before and after."""
-    _apply_pair_by_pair(job, phase, chunk, scratch, _step_two, kind)
-
-
-@summing
-def apply_with_stored_momentum(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Do the same where the momentum is not stored as it is computed, one line after the other."""
-    _apply_pair_by_pair(job, phase, chunk, scratch, _step_both, kind)
-
-
-@summing
-def _apply_pair_by_pair(
-    job: Job, phase: int, chunk: int, scratch: int, step: Callable[..., tuple[float, float]], kind: Kind
-) -> None:
-    """Step a chunk of X, two lines at a time.
+    """Step a chunk of X, two lines at a time, and sum its squares before and after.
 
     In the phase MEASURE the step has length zero. CHECK does that to the two lines that `heaviest_line` begins only: by
     this same loop, so that it finds the same bits.
@@ -75,7 +62,7 @@ def _apply_pair_by_pair(
             line0, line1 = jobs.line_at(job, of, b, p, s), jobs.line_at(job, of, b, p + half, s)
             row0 = kind.row_scale(job, line0, rates.apply_factor, tile0, kind.stat)
             row1 = kind.row_scale(job, line1, rates.apply_factor, tile1, kind.stat)
-            x2, new_x2 = step(job, phase, of, line0, line1, row0, row1, scratch, size, rates, kind)
+            x2, new_x2 = _step_two(job, of, line0, line1, row0, row1, scratch, rates, phase, kind)
             before += x2
             after += new_x2
             if new_x2 > heaviest:
@@ -87,7 +74,7 @@ def _apply_pair_by_pair(
         for s in range(job.S):
             line = jobs.line_at(job, of, b, p, s)
             row = kind.row_scale(job, line, rates.apply_factor, tile0, kind.stat)
-            x2, new_x2 = _step_one(job, phase, of, line, row, scratch, size, rates, kind)
+            x2, new_x2 = _step_one(job, of, line, row, scratch, rates, phase, kind)
             before += x2
             after += new_x2
     jobs.set_results(job, chunk, before, after, heaviest, heaviest_line)
@@ -96,54 +83,40 @@ def _apply_pair_by_pair(
 @summing
 def _step_two(
     job: Job,
-    phase: int,
     of: Source,
     line0: Line,
     line1: Line,
     row0: Scale,
     row1: Scale,
     scratch: int,
-    size: int,
     rates: Rates,
+    phase: int,
     kind: Kind,
 ) -> tuple[float, float]:
-    """Step two lines together; return ΣX² before and after."""
-    before, after = 0.0, 0.0
+    """Step two lines; return ΣX² before and after."""
+    before, after, size = 0.0, 0.0, jobs.stretch_length(job)
     for q in range(0, job.Q * job.K, size):
         part0 = jobs.stretch_at(job, of, line0, q, size, kind)
         part1 = jobs.stretch_at(job, of, line1, q, size, kind)
-        x2, new_x2 = lines.descend_two(part0, part1, row0, row1, jobs.averages_updates(job), rates)
+        room0 = room_at(scratch, 2, size, len(part0.x), kind.stat)
+        room1 = room_at(scratch, 3, size, len(part0.x), kind.stat)
+        m0 = momentum.load(job, part0, part0.m, room0.m)
+        m1 = momentum.load(job, part1, part1.m, room1.m)
+        x2, new_x2 = lines.descend_two(part0, part1, m0, m1, row0, row1, jobs.averages_updates(job), rates)
+        if phase == jobs.APPLY:
+            momentum.store(job, part0, part0.m, m0, room0.words)
+            momentum.store(job, part1, part1.m, m1, room0.words)
         before += x2
         after += new_x2
     return before, after
 
 
 @summing
-def _step_both(
-    job: Job,
-    phase: int,
-    of: Source,
-    line0: Line,
-    line1: Line,
-    row0: Scale,
-    row1: Scale,
-    scratch: int,
-    size: int,
-    rates: Rates,
-    kind: Kind,
-) -> tuple[float, float]:
-    """Step two lines, one after the other; return ΣX² before and after."""
-    before0, after0 = _step_one(job, phase, of, line0, row0, scratch, size, rates, kind)
-    before1, after1 = _step_one(job, phase, of, line1, row1, scratch, size, rates, kind)
-    return before0 + before1, after0 + after1
-
-
-@summing
 def _step_one(
-    job: Job, phase: int, of: Source, line: Line, row: Scale, scratch: int, size: int, rates: Rates, kind: Kind
+    job: Job, of: Source, line: Line, row: Scale, scratch: int, rates: Rates, phase: int, kind: Kind
 ) -> tuple[float, float]:
     """Step one line; return ΣX² before and after."""
-    before, after = 0.0, 0.0
+    before, after, size = 0.0, 0.0, jobs.stretch_length(job)
     for q in range(0, job.Q * job.K, size):
         part = jobs.stretch_at(job, of, line, q, size, kind)
         before += lines.sum_of_squares(part.x, kind.stat)

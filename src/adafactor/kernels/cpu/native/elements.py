@@ -42,9 +42,11 @@ def _stochastic(value: Any, word: Any, like: Any) -> Any:
 
 def _stochastic_bfloat16(value: Any, word: Any, like: Any) -> Any:
     bits = np.float32(value).view(np.uint32)
-    up = np.uint16(np.uint32(bits + np.uint32(word & np.uint32(0xFFFF))) >> np.uint32(16))
-    beyond = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F7F0000)
-    return narrow(value, like) if beyond else up
+    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    # beyond the largest number there is only infinity, and half a unit rounds to nearest
+    more = np.uint32(0x8000) if size > np.uint32(0x7F7F0000) else np.uint32(word & np.uint32(0xFFFF))
+    up = np.uint16(np.uint32(bits + more) >> np.uint32(16))
+    return np.uint16(0x7FC0) if size > np.uint32(0x7F800000) else up
 
 
 def _stochastic_half(value: Any, word: Any, like: Any) -> Any:

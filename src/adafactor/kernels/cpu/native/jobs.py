@@ -348,9 +348,9 @@ def stretch_length(job: Job) -> int:
 def thread_scratch(job: Job) -> int:
     """Return how many numbers a thread needs for a job, besides the job's own scratch.
 
-    They are the sums and the energy of a chunk's columns, four tiles, and a stretch of a line.
+    They are the sums and the energy of a chunk's columns, six tiles, and a stretch of a line.
     """
-    return 2 * job.S * job.Q * job.K + 4 * max(job.K, job.block, TILE) + WIDTH
+    return 2 * job.S * job.Q * job.K + 6 * max(job.K, job.block, TILE) + WIDTH
 
 
 # ---- sums

@@ -185,15 +185,15 @@ def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates
 
 @summing
 def descend_two(
-    part0: Stretch, part1: Stretch, row0: Scale, row1: Scale, averaged: bool, rates: Rates
+    part0: Stretch, part1: Stretch, m0: Array, m1: Array, row0: Scale, row1: Scale, averaged: bool, rates: Rates
 ) -> tuple[float, float]:
-    """Step two lines that lie far apart; return ΣX² before and after.
+    """Step two lines that lie far apart, with momenta to compute with; return ΣX² before and after.
 
     The step is X·decay − scale·U, or X·decay − rate·M with scale·U averaged into M. With decay = 1 and all other
     factors 0 it has length zero, and the loop does nothing but sum.
     """
-    x0, m0, g0, col = part0.x, part0.m, part0.g, part0.col
-    x1, m1, g1, decay = part1.x, part1.m, part1.g, rates.decay
+    x0, g0, col = part0.x, part0.g, part0.col
+    x1, g1, decay = part1.x, part1.g, rates.decay
     before, after = narrow(0.0, decay), narrow(0.0, decay)
     for j in range(len(col)):
         u0 = update_of(g0[j], pick(row0, j), col[j], decay) * rates.scale
@@ -237,13 +237,18 @@ def draw(words: Array, first: int, step: int, key1: np.uint32, key2: np.uint32) 
     start = 0
     while start < len(words):
         number = first + start * step
-        low, high = np.uint32(number), np.uint32(number >> 32)
-        salt = np.uint32(np.uint32(high * np.uint32(0x9E3779B1)) ^ key1)
-        until_high_changes = (0xFFFFFFFF - (number & 0xFFFFFFFF)) // max(step, 1) + 1
-        part = words[start : start + until_high_changes]
-        for j in range(len(part)):
-            part[j] = mix(np.uint32(np.uint32(low + np.uint32(j) * np.uint32(step)) ^ salt), key2)
-        start += len(part)
+        until_change = (0xFFFFFFFF - (number & 0xFFFFFFFF)) // max(step, 1) + 1
+        salt = np.uint32(np.uint32(np.uint32(number >> 32) * np.uint32(0x9E3779B1)) ^ key1)
+        _draw_with_salt(words[start : start + until_change], np.uint32(number), np.uint32(step), salt, key2)
+        start += until_change
+
+
+@as_written
+def _draw_with_salt(words: Array, low: np.uint32, step: np.uint32, salt: np.uint32, key2: np.uint32) -> None:
+    """Do so where only the lower halves of the numbers differ."""
+    for j in range(len(words)):
+        words[j] = mix(np.uint32(low ^ salt), key2)
+        low = np.uint32(low + step)
 
 
 @exactly

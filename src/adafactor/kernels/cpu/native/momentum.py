@@ -15,7 +15,7 @@ from adafactor.core.momentum import MOST, TINY
 from adafactor.kernels.cpu.native import jobs, lines
 from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written
 from adafactor.kernels.cpu.native.elements import stochastic
-from adafactor.kernels.cpu.native.intrinsics import Array, narrow, view
+from adafactor.kernels.cpu.native.intrinsics import Array, narrow, view, widen
 from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
 
 UNIT = 2.0**-16  # of the upper half of a random word, as a chance from 0 to 1
@@ -88,9 +88,10 @@ def _load_int8(job: Job, part: Part, values: Array) -> None:
     size = job.block
     scales = view(job.m_scales, part.first_scale, -(-len(values) // size), np.float32)
     for i in range(len(scales)):
-        integers, block, scale = part.m[i * size : (i + 1) * size], values[i * size : (i + 1) * size], scales[i]
+        integers, block = part.m[i * size : (i + 1) * size], values[i * size : (i + 1) * size]
+        scale = widen(scales[i], values[0])
         for j in range(len(block)):
-            block[j] = np.float32(integers[j]) * scale
+            block[j] = widen(integers[j], scale) * scale
 
 
 @as_written

@@ -58,8 +58,7 @@ def _needed(job: Any, x: Any, g: Any, stat: Any) -> Iterator[tuple[str, str, Any
         yield "energy", *_part(energy.energy_of_lines, stat, u, stat, tiled)
     if stat is np.float32:
         yield "energy_in_double", *_part(energy.energy_of_lines, stat, u, stat, tiled, in_double=True)
-    in_pairs = apply.apply_in_pairs if m is stat else apply.apply_with_stored_momentum
-    step = apply.apply_rounded if rounded else apply.apply_one_by_one if is_narrow else in_pairs
+    step = apply.apply_rounded if rounded else apply.apply_one_by_one if is_narrow else apply.apply_in_pairs
     yield "apply", *_part(step, x, u, stat, tiled, m=m)
     if job["carries_x2"]:
         yield "measure", *_part(step, x, u, stat, tiled, m=m)
