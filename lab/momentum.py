@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 
@@ -24,17 +25,18 @@ BEGIN, END = "<!-- momentum, from the records: python -m lab precision --render 
 
 
 def jobs(scale: Scale = SCALE, domain: str = TUNING_DOMAIN, corpus: str = "debian") -> list[PrecisionJob]:
-    """All runs, seed by seed; the short ones of a seed come first."""
+    """All runs, the short ones first; in each part seed by seed, so that what is there can be compared."""
     tuning = replace(scale, steps=TUNING_STEPS)
-    found = []
-    for seed in SEEDS:
-        found += [PrecisionJob("P", tuning, False, seed, TUNING_RATE, corpus, None, domain, m) for m in FORMATS]
-        found += [PrecisionJob("P", scale, False, seed, None, corpus, None, None, m) for m in FORMATS]
-    return found
+    pairs = list(product(SEEDS, FORMATS))
+    tuned = [PrecisionJob("P", tuning, False, seed, TUNING_RATE, corpus, None, domain, m) for seed, m in pairs]
+    return tuned + [PrecisionJob("P", scale, False, seed, None, corpus, None, None, m) for seed, m in pairs]
 
 
 def tables(records: list[Record]) -> str:
-    """From scratch and fine-tuned: the losses with no momentum, with each format of it, and with Adam."""
+    """From scratch and fine-tuned: the losses with no momentum, with each format of it, and with Adam.
+
+    A part is shown when two seeds of each format are there.
+    """
     blocks = []
     for title, tuned in (("From scratch", False), ("Fine-tuned", True)):
         runs: dict[str, Sequence[Job]] = {"no momentum": _of(precision.jobs(), tuned)}
@@ -45,7 +47,7 @@ def tables(records: list[Record]) -> str:
         found = {name: [r for job in wanted if (r := find(job, records))] for name, wanted in runs.items()}
         if all(len(found[f"momentum in {format}"]) > 1 for format in FORMATS):
             blocks.append(_table(found, title))
-    return "\n".join(blocks) or "There are no records yet.\n"
+    return "\n".join(blocks)
 
 
 def _of(all_jobs: list[PrecisionJob], tuned: bool) -> list[PrecisionJob]:

@@ -57,11 +57,10 @@ def adamw_8bit(model: nn.Module, lr: float) -> Optimizer:
     return made
 
 
+FORMATS = ("float32", "bfloat16", "int8")
 OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
     "no momentum": ours(),
-    "float32": ours(beta1=0.9),
-    "bfloat16": ours(beta1=0.9, momentum_dtype="bfloat16"),
-    "int8": ours(beta1=0.9, momentum_dtype="int8"),
+    **{format: ours(beta1=0.9, momentum_dtype=format) for format in FORMATS},
     "AdamW": lambda model, lr: AdamW(model.parameters(), lr=lr, weight_decay=0.0),
     "AdamW 8-bit": adamw_8bit,
 }
@@ -156,15 +155,17 @@ def interval(values: list[float]) -> str:
 
 def loss_table(runs: list[Run]) -> str:
     """For each task and optimizer the mean loss, how far it is from float32 momentum's, and the state's bytes."""
-    lines = ["| | " + " | ".join(f"{task} | minus float32 | state" for task in TASKS) + " |", "|---" * 7 + "|"]
+    found = {(run["task"], run["optimizer"], run["seed"]): run for run in runs}
+    whole = [seed for seed in {run["seed"] for run in runs} if {*product(TASKS, OPTIMIZERS, [seed])} <= found.keys()]
+    heads = [f"{task}, {len(whole)} seeds | minus float32 | state" for task in TASKS]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * 7 + "|"]
     for name in OPTIMIZERS:
-        cells = [name if name.startswith(("AdamW", "no")) else f"momentum {name}"]
+        cells = [f"momentum in {name}" if name in FORMATS else name]
         for task in TASKS:
-            found = {run["seed"]: run for run in runs if (run["task"], run["optimizer"]) == (task, name)}
-            base = {run["seed"]: run for run in runs if (run["task"], run["optimizer"]) == (task, "float32")}
-            gaps = [found[seed]["loss"] - base[seed]["loss"] for seed in found]
-            cells += [f"{mean(run['loss'] for run in found.values()):.3f}"]
-            cells += ["" if name == "float32" else interval(gaps), f"{found[0]['state'] / 1000:,.0f} kB"]
+            losses = [found[task, name, seed]["loss"] for seed in whole]
+            gaps = [loss - found[task, "float32", seed]["loss"] for loss, seed in zip(losses, whole, strict=True)]
+            cells += [f"{mean(losses):.3f}", "" if name == "float32" else interval(gaps)]
+            cells.append(f"{found[task, name, 0]['state'] / 1000:,.0f} kB")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -42,9 +42,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def restored(**options: Any) -> bool:
+def restored(momentum: str = "float32", **options: Any) -> bool:
     """Whether state that went through torch's functions, with these options, continues on the same bits."""
-    model, optimizer = make("FSDP2", torch.float32)
+    model, optimizer = make("FSDP2", torch.float32, momentum=momentum)
     train(model, optimizer, range(3))
     broadcast = options.pop("broadcast_from_rank0", False)
     given = StateDictOptions(**options)
@@ -55,7 +55,7 @@ def restored(**options: Any) -> bool:
     weights, state = copy.deepcopy(weights), copy.deepcopy(state)
     if broadcast and dist.get_rank() > 0:
         weights, state = {}, {}
-    other, resumed = make("FSDP2", torch.float32, seed=1)
+    other, resumed = make("FSDP2", torch.float32, seed=1, momentum=momentum)
     given = StateDictOptions(**options, broadcast_from_rank0=broadcast)
     set_model_state_dict(other, weights, options=given)
     set_optimizer_state_dict(other, resumed, state, options=given)
@@ -68,16 +68,16 @@ def state_of(model: nn.Module, optimizer: Adafactor) -> dict[str, Any]:
     return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
 
 
-def saved_meanwhile() -> bool:
+def saved_meanwhile(momentum: str = "float32") -> bool:
     """Whether a checkpoint that `async_save` writes while training goes on is that of the moment it was asked for."""
     folder = everywhere(tempfile.mkdtemp())[0]
-    model, optimizer = make("FSDP2", torch.float32)
+    model, optimizer = make("FSDP2", torch.float32, momentum=momentum)
     train(model, optimizer, range(2))
     apart = dist.new_group(backend="gloo")  # its collectives come from another thread, and not into ours
     future: Any = async_save(state_of(model, optimizer), checkpoint_id=folder, process_group=apart)
     path = train(model, optimizer, range(2, 4))[-1]
     future.result()
-    other, resumed = make("FSDP2", torch.float32, seed=1)
+    other, resumed = make("FSDP2", torch.float32, seed=1, momentum=momentum)
     loaded: dict[str, Any] = {
         "model": get_model_state_dict(other),
         "optimizer": get_optimizer_state_dict(other, resumed),

@@ -101,6 +101,7 @@ def _add_missing(state: State, p: Tensor, factoring: Factoring, settings: Settin
 
 
 def _new_momentum(p: Tensor, factoring: Factoring, settings: Settings, name: str) -> State:
+    """The buffers of a momentum in the format that the settings say, all zero."""
     blocks = momentum.blocks_of(factoring, settings)
     if blocks is None:
         return {"momentum": torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach()}

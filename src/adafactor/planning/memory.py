@@ -350,8 +350,5 @@ SETTINGS = {
         Setting("adafactor-stochastic-momentum-int8", OURS, SHORT, momentum="int8", rounding="stochastic"),
         Setting("adafactor-kahan", OURS, SHORT, rounding="kahan"),
         Setting("adafactor-backward", OURS, SHORT, rounding="stochastic", in_backward=True),
-        Setting(
-            "adafactor-backward-momentum-int8", OURS, SHORT, momentum="int8", rounding="stochastic", in_backward=True
-        ),
     )
 }

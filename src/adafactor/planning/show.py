@@ -13,6 +13,7 @@ from typing import Any
 from adafactor.planning.memory import PARTS, Bytes, Line, Situation
 
 ADVICE = ("adafactor-float32", "adafactor-stochastic", "adafactor-backward")  # the first that fits
+FOLDED = 34  # columns for what a setting is called: where each part has a column of its own, longer ones are folded
 NO_TERMINAL = 100  # columns, where there is no terminal and COLUMNS is not set
 NOT_COUNTED = "what a framework gathers or reduces between devices, and what an allocator cannot use"
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -217,7 +218,8 @@ def table(plan: Plan, width: int) -> list[list[str]]:
     sizes = [size for _, size in _bars(plan)]
     parts = [part for part in PARTS if any(getattr(size, part) for size in sizes)]
     rows = _rows(plan, {part: (part,) for part in parts}, with_whole=plan.shards > 1)
-    if sum(_widths(rows)) + len(rows[0]) - 1 <= width:
+    first, *others = _widths(rows)
+    if min(first, FOLDED) + sum(others) + len(others) <= width:
         return rows
     state, temporary = ("master", "statistics", "momentum", "rounding"), ("temporary",)
     columns = {"weights": ("weights", "buffers"), "gradients": ("gradients",)}
