@@ -102,7 +102,10 @@ def _step_two(
         room1 = room_at(scratch, 3, size, len(part0.x), kind.stat)
         m0 = momentum.load(job, part0, part0.m, room0.m)
         m1 = momentum.load(job, part1, part1.m, room1.m)
-        x2, new_x2 = lines.descend_two(part0, part1, m0, m1, row0, row1, jobs.averages_updates(job), rates)
+        averaged = jobs.averages_updates(job)
+        draws0 = lines.draws_of(job, part0.element, part0.step)
+        draws1 = lines.draws_of(job, part1.element, part1.step)
+        x2, new_x2 = lines.descend_two(part0, part1, m0, m1, row0, row1, averaged, rates, draws0, draws1)
         if phase == jobs.APPLY:
             momentum.store(job, part0, part0.m, m0, room0.words)
             momentum.store(job, part1, part1.m, m1, room0.words)
@@ -162,7 +165,7 @@ def _apply_line_by_line(
 def _step_in_place(job: Job, part: Stretch, row: Scale, rates: Rates, room: Room) -> None:
     """Step a stretch of X."""
     m = momentum.load(job, part, part.m, room.m)
-    lines.descend(part.x, m, part, row, jobs.averages_updates(job), rates)
+    lines.descend(part.x, m, part, row, jobs.averages_updates(job), rates, lines.draws_of(job, part.element, part.step))
     momentum.store(job, part, part.m, m, room.words)
 
 
@@ -171,7 +174,7 @@ def _step_rounded(job: Job, part: Stretch, row: Scale, rates: Rates, room: Room)
     """Step a stretch of X by way of numbers to compute with."""
     _load(job, room.x, part)
     m = momentum.load(job, part, part.m, room.m)
-    lines.descend(room.x, m, part, row, jobs.averages_updates(job), rates)
+    lines.descend(room.x, m, part, row, jobs.averages_updates(job), rates, lines.draws_of(job, part.element, part.step))
     _store(job, part, room)
     momentum.store(job, part, part.m, m, room.words)
 

@@ -107,9 +107,10 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
                 part = jobs.stretch_at(job, of, line, q, size, kind)
                 room = room_at(scratch, 1, size, len(part.x), kind.stat)
                 m = momentum.load(job, part, part.m, room.m)
+                draws = lines.draws_of(job, part.element, part.step)
                 if is_other_decay or of_m != 0:
-                    lines.descend(part.x, m, part, row, averaged, decay)
-                lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one))
+                    lines.descend(part.x, m, part, row, averaged, decay, draws)
+                lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one), draws)
                 if averaged and of_u != 0:
-                    lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one))
+                    lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one), draws)
                     momentum.store(job, part, part.m, m, room.words)

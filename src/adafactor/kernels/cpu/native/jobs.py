@@ -339,9 +339,11 @@ def tile_length(job: Job) -> int:
 def stretch_length(job: Job) -> int:
     """Return how many numbers of a line are looked at together.
 
-    They are WIDTH, or a tile where slices are short (K > 1) or the momentum is computed with elsewhere.
+    They are WIDTH, or a tile where slices are short (K > 1), or a block of the momentum.
     """
-    return WIDTH if job.K == 1 and job.momentum_format == AS_COMPUTED else tile_length(job)
+    if job.momentum_format == INT8:
+        return job.block
+    return WIDTH if job.K == 1 else tile_length(job)
 
 
 @as_written

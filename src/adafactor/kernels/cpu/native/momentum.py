@@ -1,6 +1,6 @@
-"""A momentum that is stored in bfloat16 or int8: read to compute with, and rounded to be stored.
+"""A momentum that is stored in int8: read to compute with, and rounded to be stored, block by block.
 
-As `core/momentum.py` has it, to the bit. A momentum that is stored as it is computed is used where it lies.
+As `core/momentum.py` has it, to the bit. Every other momentum is used where it lies: `elements.stored` rounds it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from numba.extending import overload
 from adafactor.core.momentum import MOST, TINY
 from adafactor.kernels.cpu.native import jobs, lines
 from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written
-from adafactor.kernels.cpu.native.elements import stochastic
-from adafactor.kernels.cpu.native.intrinsics import Array, narrow, view, widen
+from adafactor.kernels.cpu.native.intrinsics import Array, view, widen
 from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
 
 UNIT = 2.0**-16  # of the upper half of a random word, as a chance from 0 to 1
@@ -23,68 +22,44 @@ Part = Stretch | Flat
 
 
 def load(job: Job, part: Part, m: Array, values: Array) -> Array:
-    """Return the momentum of a stretch to compute with: `m`, as it is stored, if it is so, else `values`, filled."""
+    """Return the momentum of a stretch to compute with: `m`, as it is stored, or in place of int8 `values`, filled."""
     return values  # in compiled code, what follows takes its place
 
 
 @overload(load, strict=False, jit_options=OPTIONS)
 def _load(job: Any, part: Any, m: Any, values: Any) -> Any:
-    if m.dtype not in (types.uint16, types.int8):
+    if m.dtype != types.int8:
         return lambda job, part, m, values: m
-    read = _load_bfloat16 if m.dtype == types.uint16 else _load_int8
 
-    def read_and_return(job: Job, part: Part, m: Array, values: Array) -> Array:
-        read(job, part, values)
+    def decode(job: Job, part: Part, m: Array, values: Array) -> Array:
+        _decode(job, part, values)
         return values
 
-    return read_and_return
+    return decode
 
 
 def store(job: Job, part: Part, m: Array, values: Array, words: Array) -> None:
-    """Round the momentum of a stretch from `values` to `m`, if it is not stored as it is computed.
+    """Round an int8 momentum from `values` to `m`, at random by the upper half of the words.
 
-    At random it is by the upper half of the words; where X is rounded at random, those are here already.
+    Where X is rounded at random, the words are here already.
     """
 
 
 @overload(store, strict=False, jit_options=OPTIONS)
 def _store(job: Any, part: Any, m: Any, values: Any, words: Any) -> Any:
-    if m.dtype not in (types.uint16, types.int8):
+    if m.dtype != types.int8:
         return lambda job, part, m, values, words: None
-    write = _store_bfloat16 if m.dtype == types.uint16 else _store_int8
 
-    def draw_and_write(job: Job, part: Part, m: Array, values: Array, words: Array) -> None:
+    def draw_and_encode(job: Job, part: Part, m: Array, values: Array, words: Array) -> None:
         if job.rounds_momentum_at_random and job.rounding != jobs.STOCHASTIC:
             lines.draw(words, part.element, part.step, np.uint32(job.key1), np.uint32(job.key2))
-        write(job, part, values, words)
+        _encode(job, part, values, words)
 
-    return draw_and_write
-
-
-# ---- bfloat16
+    return draw_and_encode
 
 
 @as_written
-def _load_bfloat16(job: Job, part: Part, values: Array) -> None:
-    lines.load(values, part.m)
-
-
-@as_written
-def _store_bfloat16(job: Job, part: Part, values: Array, words: Array) -> None:
-    m = part.m
-    if job.rounds_momentum_at_random:
-        for j in range(len(m)):
-            m[j] = stochastic(values[j], np.uint32(words[j] >> np.uint32(16)), m[j])
-    else:
-        for j in range(len(m)):
-            m[j] = narrow(values[j], m[j])
-
-
-# ---- int8, block by block
-
-
-@as_written
-def _load_int8(job: Job, part: Part, values: Array) -> None:
+def _decode(job: Job, part: Part, values: Array) -> None:
     size = job.block
     scales = view(job.m_scales, part.first_scale, -(-len(values) // size), np.float32)
     for i in range(len(scales)):
@@ -95,7 +70,7 @@ def _load_int8(job: Job, part: Part, values: Array) -> None:
 
 
 @as_written
-def _store_int8(job: Job, part: Part, values: Array, words: Array) -> None:
+def _encode(job: Job, part: Part, values: Array, words: Array) -> None:
     size = job.block
     scales = view(job.m_scales, part.first_scale, -(-len(values) // size), np.float32)
     for i in range(len(scales)):
