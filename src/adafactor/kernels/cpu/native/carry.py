@@ -113,4 +113,4 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
                 lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one), draws)
                 if averaged and of_u != 0:
                     lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one), draws)
-                    momentum.store(job, part, part.m, m, room.words)
+                    momentum.store(job, part, part.m, m, draws)

@@ -352,14 +352,13 @@ def energy_of_unfactored(flat: Flat, job: Job, dtype: Any) -> tuple[float, float
 
 
 @exactly
-def descend_unfactored(x: Array, m: Array, flat: Flat, job: Job) -> None:
+def descend_unfactored(x: Array, m: Array, flat: Flat, job: Job, draws: Draws) -> None:
     """Step V̂ in the state, and X and the momentum, whose numbers to compute with are in `x` and `m`."""
     g, v = flat.g, flat.v
     w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
     scale, decay, rate = narrow(job.scale, v[0]), narrow(job.decay, v[0]), narrow(job.rate, v[0])
     of_gradient, of_update = job.momentum == jobs.OF_GRADIENT, jobs.averages_updates(job)
     keep, fade = keep_and_fade(job, v[0])
-    draws = draws_of(job, flat.element, flat.step)
     low = draws.low
     for j in range(len(v)):
         a = widen(g[j], eps1)

@@ -12,10 +12,11 @@ from numba import types
 from numba.extending import overload
 
 from adafactor.core.momentum import MOST, TINY
-from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native import lines
 from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written
 from adafactor.kernels.cpu.native.intrinsics import Array, view, widen
 from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
+from adafactor.kernels.cpu.native.lines import Draws
 
 UNIT = 2.0**-16  # of the upper half of a random word, as a chance from 0 to 1
 Part = Stretch | Flat
@@ -38,54 +39,40 @@ def _load(job: Any, part: Any, m: Any, values: Any) -> Any:
     return decode
 
 
-def store(job: Job, part: Part, m: Array, values: Array, words: Array) -> None:
-    """Round an int8 momentum from `values` to `m`, at random by the upper half of the words.
-
-    Where X is rounded at random, the words are here already.
-    """
+def store(job: Job, part: Part, m: Array, values: Array, draws: Draws) -> None:
+    """Round an int8 momentum from `values` to `m`."""
 
 
 @overload(store, strict=False, jit_options=OPTIONS)
-def _store(job: Any, part: Any, m: Any, values: Any, words: Any) -> Any:
+def _store(job: Any, part: Any, m: Any, values: Any, draws: Any) -> Any:
     if m.dtype != types.int8:
-        return lambda job, part, m, values, words: None
-
-    def draw_and_encode(job: Job, part: Part, m: Array, values: Array, words: Array) -> None:
-        if job.rounds_momentum_at_random and job.rounding != jobs.STOCHASTIC:
-            lines.draw(words, part.element, part.step, np.uint32(job.key1), np.uint32(job.key2))
-        _encode(job, part, values, words)
-
-    return draw_and_encode
+        return lambda job, part, m, values, draws: None
+    return lambda job, part, m, values, draws: _encode(job, part, values, draws)
 
 
 @as_written
 def _decode(job: Job, part: Part, values: Array) -> None:
-    size = job.block
-    scales = view(job.m_scales, part.first_scale, -(-len(values) // size), np.float32)
-    for i in range(len(scales)):
-        integers, block = part.m[i * size : (i + 1) * size], values[i * size : (i + 1) * size]
-        scale = widen(scales[i], values[0])
-        for j in range(len(block)):
-            block[j] = widen(integers[j], scale) * scale
+    """Fill a block of numbers, or a shorter one at the end of a line."""
+    integers, scale = part.m, widen(view(job.m_scales, part.first_scale, 1, np.float32)[0], values[0])
+    for j in range(len(values)):
+        values[j] = widen(integers[j], scale) * scale
 
 
 @as_written
-def _encode(job: Job, part: Part, values: Array, words: Array) -> None:
-    size = job.block
-    scales = view(job.m_scales, part.first_scale, -(-len(values) // size), np.float32)
-    for i in range(len(scales)):
-        integers, block = part.m[i * size : (i + 1) * size], values[i * size : (i + 1) * size]
-        largest = _largest(block)
-        scales[i] = largest / np.float32(MOST)
-        inverse = np.float32(MOST) / largest if largest > 0 else np.float32(0.0)
-        if job.rounds_momentum_at_random:
-            random = words[i * size : (i + 1) * size]
-            for j in range(len(block)):
-                chance = np.float32(np.uint32(random[j] >> np.uint32(16))) * np.float32(UNIT)
-                integers[j] = _as_int8(np.float32(block[j]) * inverse + chance)
-        else:
-            for j in range(len(block)):
-                integers[j] = _as_int8(np.float32(block[j]) * inverse + np.float32(0.5))
+def _encode(job: Job, part: Part, values: Array, draws: Draws) -> None:
+    """Round a block of numbers."""
+    integers, scale, low = part.m, view(job.m_scales, part.first_scale, 1, np.float32), draws.low
+    largest = _largest(values)
+    scale[0] = largest / np.float32(MOST)
+    inverse = np.float32(MOST) / largest if largest > 0 else np.float32(0.0)
+    if draws.at_random:
+        for j in range(len(values)):
+            chance = np.float32(np.uint32(lines.word_of(low, draws) >> np.uint32(16))) * np.float32(UNIT)
+            integers[j] = _as_int8(np.float32(values[j]) * inverse + chance)
+            low = np.uint32(low + draws.step)
+    else:
+        for j in range(len(values)):
+            integers[j] = _as_int8(np.float32(values[j]) * inverse + np.float32(0.5))
 
 
 @as_written
