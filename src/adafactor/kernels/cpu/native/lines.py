@@ -192,7 +192,7 @@ def draws_of(job: Job, element: int, step: int) -> Draws:
 
 
 @as_written
-def word_of(low: np.uint32, draws: Draws) -> np.uint32:
+def word_of(low: np.uint32, draws: Draws) -> Any:
     """Return the random word of the element with this lower half of its number."""
     salt = draws.next_salt if low < draws.low else draws.salt
     return mix(np.uint32(low ^ salt), draws.key2)
