@@ -22,7 +22,8 @@ from adafactor.kernels.cpu.native import jobs, lines, momentum  # noqa: E402
 from tests import inside  # noqa: E402
 from tests.attack import reference  # noqa: E402
 
-unmanaged: Any = njit(_nrt=False)  # type: ignore[call-overload]  # as the loops are: arrays are nobody's to free
+# as the loops are: arrays are nobody's to free
+unmanaged: Callable[[Callable[..., None]], Callable[..., None]] = njit(_nrt=False)  # type: ignore[call-overload]
 FORMATS = pytest.mark.parametrize("format", ["bfloat16", "int8"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 # uneven last blocks, more than a stretch, convolutions, stacks; and what int8 leaves in float32

@@ -10,6 +10,9 @@ elsewhere is noticed while X is stepped, as the loop also sums what it finds: th
 between the right step and the one that was taken (√n = 1000 leaves an error of 1e-4 of one step), and the next step
 measures. A step after loading a checkpoint measures, too, and gets the same bits as the one that carries.
 
+A momentum of fewer bits is corrected as it was rounded. So is a step by the momentum of the direction: where somebody
+has written to X like this, it is off by what rounding that momentum takes away, times the difference.
+
 A rank cannot correct a shard alone: the other ranks have stepped with the same total. So what was written to a shard
 behind torch's back, and not to the heaviest lines, makes one step too long or too short by the share that it has in
 RMS(X); the total that is carried on from there is right again.
