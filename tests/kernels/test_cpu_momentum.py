@@ -239,15 +239,16 @@ def test_what_somebody_writes_to_a_parameter_between_steps_is_honoured(format: s
         assert inside.read_squares(optimizer, params[0]) == (len(ends) == 2)
     (x, state), (right, right_state) = ends
     moved = 0.1 * float(right.square().mean().sqrt())  # the largest step that there is
-    assert float((x - right).abs().max()) <= moved * (1e-5 if of == "update" else 1e-2)
-    assert units_apart(state, right_state)[0] <= 2.01
+    assert bool(((x - right).abs() <= moved * (1e-5 if of == "update" else 1e-2) + 1e-6 * right.abs()).all())
+    m, right_m = reference.values(state)["momentum"], reference.values(right_state)["momentum"]
+    assert np.abs(m - right_m).max() <= 0.02 * np.abs(right_m).max()
 
 
 def test_what_it_leaves_to_eager_is_named() -> None:
-    turned = Parameter(torch.ones(80, 90).T)
+    turned = Parameter(torch.ones(200, 40).T)
     for p, format, of, why in (
-        (Parameter(torch.ones(80, 90)), "bfloat16", "gradient", "its momentum of the gradient is kept in bfloat16"),
-        (Parameter(torch.ones(80, 90)), "int8", "gradient", "its momentum of the gradient is kept in int8"),
+        (Parameter(torch.ones(40, 200)), "bfloat16", "gradient", "its momentum of the gradient is kept in bfloat16"),
+        (Parameter(torch.ones(40, 200)), "int8", "gradient", "its momentum of the gradient is kept in int8"),
         (turned, "int8", "update", "the blocks of its int8 momentum are not side by side in memory"),
     ):
         p.grad = torch.ones_like(p)

@@ -253,7 +253,7 @@ def test_an_edit_elsewhere_is_corrected(
     small_chunks: None, shape: tuple[int, ...], q: int, factor: float, momentum: int, by_alpha: int, thread_count: None
 ) -> None:
     ends = []
-    fields = {"momentum": momentum, "decays_by_alpha": by_alpha, "share": 0.01 * by_alpha}
+    fields: dict[str, Any] = {"momentum": momentum, "decays_by_alpha": by_alpha, "share": 0.01 * by_alpha}
     for count in (1, 2):
         torch.set_num_threads(count)
         case, right = Tensors(shape, q=q, **fields), Tensors(shape, q=q, **fields)
