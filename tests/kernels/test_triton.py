@@ -27,9 +27,9 @@ def test_sharded_in_the_interpreter(fast: str) -> None:
     """On two ranks, beside the same steps on one process."""
     table = found(["interpreted"], ranks=2, TRITON_INTERPRET="1", FAST=fast)["interpreted"]
     sizes = [len(row) for row in table.values()]
-    assert sizes == ([6, 6, 3] if fast == "1" else [6] * 6 + [3] * 3)
-    # another random word would move X by a unit of the momentum, which is a hundredth of it
-    most = {name: 1e-4 if name.startswith(("int8", "bfloat16")) else 1e-5 for name in table}
+    assert sizes == ([6, 6, 3] if fast == "1" else [6] * 6 + [3, 6, 3])
+    # sums in another order may round a number near the border the other way: of int8, that moves X by a 400th
+    most = {name: {"int8": 5e-3, "bfloat16": 1e-4}.get(name.split()[0], 1e-5) for name in table}
     assert not {f"{name} {case}": e for name, row in table.items() for case, e in row.items() if not e < most[name]}
 
 
