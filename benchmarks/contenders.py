@@ -120,11 +120,11 @@ class FloorRunner:
     """The bytes that any Adafactor step must move, in loops that do nothing else: the least time of a step.
 
     The size of a step depends on sums over all of a tensor, so there are two passes over each: G is read, then G and X
-    are read and X is written; so is a momentum in float32. What the second pass finds in a cache is found here, too.
+    are read and X is written; so is a momentum in its dtype. What the second pass finds in a cache is found here, too.
     Vectors count for nothing, and RMS(X) is taken as known from the last step.
     """
 
-    def __init__(self, params: Parameters, momentum: bool):
+    def __init__(self, params: Parameters, momentum: torch.dtype | None):
         """Make buffers of the parameters' bytes, cut where tensors end; small tensors are taken together."""
         self.pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
         words = count = 0  # of four bytes, whatever the dtype; numbers
@@ -132,7 +132,7 @@ class FloorRunner:
             words, count = words + p.nbytes // 4, count + p.numel()
             if words >= PIECE or number == len(params):
                 x, g = (torch.ones(words, device=p.device) for _ in range(2))
-                self.pieces.append((x, g, torch.ones(count, device=p.device) if momentum else None))
+                self.pieces.append((x, g, torch.ones(count, dtype=momentum, device=p.device) if momentum else None))
                 words = count = 0
 
     def read_gradients(self) -> None:
@@ -185,9 +185,22 @@ def _ours(backend: str, **keywords: Any) -> Callable[[Parameters], Runner]:
 
 
 def _compiled(backend: str, package: str, devices: tuple[str, ...]) -> list[Contender]:
-    """Ours in the three ways that people run it: without and with momentum, and in bfloat16 rounded stochastically."""
+    """Ours in the ways that people run it: without and with momentum, and in bfloat16 rounded stochastically."""
     name, packages = f"adafactor, {backend}", (package,)
     momentum, stochastic = _ours(backend, beta1=0.9), _ours(backend, rounding="stochastic")
+    smaller = [
+        Contender(
+            f"{backend}-momentum-{format}",
+            f"{name}, momentum in {format}",
+            "ours",
+            _ours(backend, beta1=0.9, momentum_dtype=format),
+            packages,
+            ("float32",),
+            f"floor-momentum-{format}",
+            devices,
+        )
+        for format in ("bfloat16", "int8")
+    ]
     return [
         Contender(backend, name, "ours", _ours(backend), packages, BOTH, "floor", devices),
         Contender(
@@ -200,6 +213,7 @@ def _compiled(backend: str, package: str, devices: tuple[str, ...]) -> list[Cont
             "floor-momentum",
             devices,
         ),
+        *smaller,
         Contender(
             f"{backend}-stochastic",
             f"{name}, stochastic",
@@ -213,7 +227,7 @@ def _compiled(backend: str, package: str, devices: tuple[str, ...]) -> list[Cont
     ]
 
 
-def _floor(momentum: bool) -> Callable[[Parameters], Runner]:
+def _floor(momentum: torch.dtype | None = None) -> Callable[[Parameters], Runner]:
     return lambda params: FloorRunner(params, momentum)
 
 
@@ -259,8 +273,17 @@ CONTENDERS = {
             "pytorch-optimizer", "pytorch_optimizer's AdaFactor", "peer", _pytorch_optimizer, ("pytorch_optimizer",)
         ),
         Contender("optax", "optax.adafactor under jit", "peer", _optax, ("optax", "jax"), devices=CPU),
-        Contender("floor", "the same bytes in trivial loops", "floor", _floor(momentum=False), dtypes=BOTH),
-        Contender("floor-momentum", "the same bytes in trivial loops, momentum", "floor", _floor(momentum=True)),
+        Contender("floor", "the same bytes in trivial loops", "floor", _floor(), dtypes=BOTH),
+        *(
+            Contender(
+                f"floor-momentum{key}", f"the same bytes in trivial loops, momentum{label}", "floor", _floor(dtype)
+            )
+            for key, label, dtype in (
+                ("", "", torch.float32),
+                ("-bfloat16", " in bfloat16", torch.bfloat16),
+                ("-int8", " in int8", torch.int8),
+            )
+        ),
         Contender("eager", "adafactor, eager", "ours", _ours("eager"), floor="floor"),
         *_compiled("cpu", "numba", CPU),
         *_compiled("triton", "triton", GPU),

@@ -24,6 +24,7 @@ SHAPES = [(7,), (40, 24), (24, 40), (32, 20, 3, 3), (3, 5, 20, 18), (144, 130), 
 SIZES = [1.0, 3.0, 0.1, 2.0, 0.5]
 # Largest deviation allowed, relative to the distance travelled: what rounding leaves, far below any mistake.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+ROUNDED = 5e-2  # where the momentum is rounded to fewer bits
 Array = Any  # numpy.ndarray of float64; only its methods are used, so NumPy itself is not imported
 Formula = Callable[[Array, Sequence[Array], float], Array]
 
@@ -161,7 +162,10 @@ FORMULAS: dict[str, Formula] = {
     "pytorch-optimizer": Factored("last", cap=0.999),
     "optax": Factored("largest", 128),
     **dict.fromkeys(("eager", "cpu", "triton", "cpu-stochastic", "triton-stochastic"), Factored()),
-    **dict.fromkeys(("cpu-momentum", "triton-momentum"), Factored(beta1=0.9)),
+    **dict.fromkeys(
+        (f"{backend}-momentum{key}" for backend in ("cpu", "triton") for key in ("", "-bfloat16", "-int8")),
+        Factored(beta1=0.9),
+    ),
 }
 
 
@@ -191,7 +195,8 @@ def check(contender: Contender, dtype: str, device: torch.device | None = None) 
         exact = torch.from_numpy(formula(x0.numpy(), history, torch.finfo(kind).eps))
         deviation = (x.double().cpu() - exact).abs().max() / (exact - x0).abs().max()
         error = max(error, float(deviation.nan_to_num(float("inf"))))
-    return Checked(contender.key, dtype, error, error <= TOLERANCE[dtype])
+    tolerance = ROUNDED if contender.key.endswith(("-bfloat16", "-int8")) else TOLERANCE[dtype]
+    return Checked(contender.key, dtype, error, error <= tolerance)
 
 
 def _gradient(shape: tuple[int, ...], size: float, generator: torch.Generator) -> torch.Tensor:

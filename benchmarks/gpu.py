@@ -15,6 +15,7 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
 
     Tables and scalars are left out: they are a few bytes for thousands of elements.
     """
+    from adafactor.core.momentum import KEYS
     from adafactor.kernels.triton import fields as f
     from adafactor.kernels.triton.layout import matrix_shape
     from adafactor.kernels.triton.sizes import checked
@@ -26,8 +27,10 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
         for parameter, own in zip(executor.parameters, tiles, strict=True):
             x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
             shape = matrix_shape(parameter)
-            first = g + (stat if kind.momentum == 2 else 0)  # an element
-            last = g + 2 * x + (2 * stat if kind.momentum else 0) + (2 * x if kind.rounding == 2 else 0)
+            first, last = g, g + 2 * x + (2 * x if kind.rounding == 2 else 0)  # an element
+            average = sum(parameter.state[key].nbytes for key in KEYS if key in parameter.state)
+            moved_bytes["first pass"] += average if kind.momentum == 2 else 0
+            moved_bytes["last pass"] += 2 * average if kind.momentum else 0
             moved_bytes["measure"] += x * count
             if parameter.settings.relative:
                 moved_bytes["begin step"] += x * count * min(len(checked(own)) + 1, own) // own

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,13 +109,13 @@ def on_a_cpu() -> Iterator[None]:
 
 
 @cache
-def count(model: Model) -> Count:
-    """Take four steps that launch nothing."""
+def count(model: Model, **keywords: Any) -> Count:
+    """Take four steps that launch nothing, with these keywords of the optimizer."""
     from adafactor.kernels.triton.executor import Executor
 
     with on_a_cpu():
         params = model.make()
-        optimizer = Adafactor(params, backend="triton")
+        optimizer = Adafactor(params, backend="triton", **keywords)
         launches, uploads = [], []
         for number in range(4):
             if number == 3:

@@ -21,6 +21,12 @@ CASES = [
     ((5, 6, 7), (Shard(1),)),
     ((3, 8, 4), (Shard(0),)),
 ]
+BLOCKS = [((140, 128), (Shard(0),)), ((16, 256), (Shard(1),)), ((3, 12, 130), (Shard(1),))]  # of an int8 momentum
+ROUNDED: dict[str, dict[str, Any]] = {
+    "int8 momentum": {"beta1": 0.9, "momentum_dtype": "int8", "weight_decay": 0.1, "weight_decay_by": "alpha"},
+    "bfloat16 momentum": {"beta1": 0.9, "momentum_of": "direction", "momentum_dtype": "bfloat16"},
+    "int8 momentum of gradients": {"beta1": 0.9, "momentum_of": "gradient", "momentum_dtype": "int8"},
+}
 KEYWORDS = ["Algorithm 6", "gradient momentum", "row P", "row B", "row mean", "column mean"]
 
 
@@ -33,3 +39,6 @@ def checks() -> Iterator[tuple[str, Any]]:
     for name in names:
         keywords = {**placements.KEYWORDS[name], "backend": "triton"}
         yield name, placements.check(mesh, torch.float32, keywords, CASES)
+    for name in list(ROUNDED)[: 1 if os.environ.get("FAST") == "1" else None]:
+        cases = BLOCKS if ROUNDED[name]["momentum_dtype"] == "int8" else CASES
+        yield name, placements.check(mesh, torch.float32, {**ROUNDED[name], "backend": "triton"}, cases)

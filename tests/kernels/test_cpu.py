@@ -48,7 +48,16 @@ def train(params: list[Tensor], steps: int = 3, **keywords: object) -> Adafactor
     return optimizer
 
 
-@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient"}], ids=str)
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"beta1": 0.9},
+        {"beta1": 0.9, "momentum_of": "gradient"},
+        {"beta1": 0.9, "momentum_of": "direction", "weight_decay": 0.1, "weight_decay_by": "alpha"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("alone", ALONE.values(), ids=ALONE)
 def test_the_result_does_not_depend_on_the_number_of_threads(
     keywords: dict[str, object],
@@ -124,7 +133,15 @@ def test_figures_are_kept_when_a_tensor_joins_another_bucket_and_comes_back() ->
     assert [record.steps for record in optimizer.report()] == [6, 2]
 
 
-CARRIED = [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient"}, {"factored": "row", "weight_decay": 0.1}]
+CARRIED = [
+    {},
+    {"beta1": 0.9},
+    {"beta1": 0.9, "momentum_of": "gradient"},
+    {"factored": "row", "weight_decay": 0.1},
+    {"weight_decay": 0.1, "weight_decay_by": "alpha"},
+    {"beta1": 0.9, "weight_decay": 0.1, "weight_decay_by": "alpha"},
+    {"beta1": 0.9, "momentum_of": "direction", "weight_decay": 0.1, "weight_decay_by": "alpha"},
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -22,6 +22,8 @@ from adafactor.kernels.cpu.native import jobs, lines, momentum  # noqa: E402
 from tests import inside  # noqa: E402
 from tests.attack import reference  # noqa: E402
 
+# as the loops are: arrays are nobody's to free
+unmanaged: Callable[[Callable[..., None]], Callable[..., None]] = njit(_nrt=False)  # type: ignore[call-overload]
 FORMATS = pytest.mark.parametrize("format", ["bfloat16", "int8"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 # uneven last blocks, more than a stretch, convolutions, stacks; and what int8 leaves in float32
@@ -118,27 +120,32 @@ def test_equal_numbers_are_rounded_to_equal_bits(format: str, size: int, at_rand
     table = jobs.new_jobs(1)
     table["block"], table["m_scales"], table["rounds_momentum_at_random"] = size, scales.ctypes.data, at_random
     table["key1"], table["key2"] = pair
-    _store(table, stored, values.numpy(), np.zeros(count, np.uint32), first)
-    assert stored.tolist() == expected.tolist()
-    loaded = np.zeros(count, np.float32)
-    _load(table, stored, loaded)
-    if format == "int8":
+    if format == "bfloat16":
+        _average(table, stored, values.numpy(), np.ones(count, np.float32), first)
+    else:
+        loaded = np.zeros(count, np.float32)
+        _encode_and_decode(table, stored, values.numpy(), loaded, first)
         assert scales.tolist() == scale.tolist()
         assert loaded.tolist() == core.decode(integers, scale, core.Blocks(0, size)).tolist()
-    else:
-        assert loaded.tolist() == rounded.tolist()
+    assert stored.tolist() == expected.tolist()
 
 
 @njit
-def _store(table: Any, m: Any, values: Any, words: Any, first: int) -> None:
-    part = jobs.Stretch(values, values, m, 0, values, values, first, 1)
-    momentum.store(table[0], part, m, values, words)
+def _average(table: Any, m: Any, values: Any, ones: Any, first: int) -> None:
+    """Average G into a momentum of zeros, with a weight of 1."""
+    part, one = jobs.Stretch(ones, ones, m, 0, values, ones, first, 1), ones[0]
+    rates, draws = lines.Rates(one, one, one, one, one), lines.draws_of(table[0], first, 1)
+    lines.descend(ones.copy(), m, part, one, True, rates, draws)
 
 
-@njit(_nrt=False)  # as the loops are: an array that is returned is nobody's to free
-def _load(table: Any, m: Any, values: Any) -> None:
-    part = jobs.Stretch(values, values, m, 0, values, values, 0, 1)
-    momentum.load(table[0], part, m, values)
+@unmanaged
+def _encode_and_decode(table: Any, m: Any, values: Any, loaded: Any, first: int) -> None:
+    size = table[0].block
+    for i in range(0, len(m), size):
+        integers, block, out = m[i : i + size], values[i : i + size], loaded[i : i + size]
+        part = jobs.Stretch(block, block, integers, i // size, block, block, first + i, 1)
+        momentum.store(table[0], part, integers, block, lines.draws_of(table[0], first + i, 1))
+        momentum.load(table[0], part, integers, out)
 
 
 @pytest.mark.parametrize("alone", [2**22, 0], ids=["a tensor to a thread", "threads share a tensor"])
@@ -166,15 +173,15 @@ def test_blocks_of_an_unfactored_tensor_stay_whole_wherever_it_is_cut(
     size: int, small_units: Callable[[int], None]
 ) -> None:
     """Chunks end anywhere: also in the middle of a block, of a line, or of a block that is longer than a chunk."""
-    shapes, keywords = [(40, 200), (64, 63), (30, 17, 3, 3), (3, 3, 700)], {"factored": False, "momentum_dtype": "int8"}
+    shapes = [(40, 200), (64, 63), (30, 17, 3, 3), (3, 3, 700)]
+    keywords: dict[str, Any] = {"factored": False, "momentum_dtype": "int8"}
     whole = train(parameters(shapes=shapes), **keywords)
     small_units(size)
-    axes = {"axes": (0, 1)} if size == 256 else {}
     for one, other in zip(everything(whole), everything(train(parameters(shapes=shapes), **keywords)), strict=True):
         torch.testing.assert_close(
             one.double(), other.double(), rtol=1e-5, atol=1.01 if one.dtype == torch.int8 else 1e-5
         )
-    train(parameters(shapes=shapes), **keywords, **axes)
+    train(parameters(shapes=shapes), axes=(0, 1), **keywords)
 
 
 @FORMATS
@@ -232,15 +239,16 @@ def test_what_somebody_writes_to_a_parameter_between_steps_is_honoured(format: s
         assert inside.read_squares(optimizer, params[0]) == (len(ends) == 2)
     (x, state), (right, right_state) = ends
     moved = 0.1 * float(right.square().mean().sqrt())  # the largest step that there is
-    assert float((x - right).abs().max()) <= moved * (1e-5 if of == "update" else 1e-2)
-    assert units_apart(state, right_state)[0] <= 2.01
+    assert bool(((x - right).abs() <= moved * (1e-5 if of == "update" else 1e-2) + 1e-6 * right.abs()).all())
+    m, right_m = reference.values(state)["momentum"], reference.values(right_state)["momentum"]
+    assert np.abs(m - right_m).max() <= 0.02 * np.abs(right_m).max()
 
 
 def test_what_it_leaves_to_eager_is_named() -> None:
-    turned = Parameter(torch.ones(80, 90).T)
+    turned = Parameter(torch.ones(200, 40).T)
     for p, format, of, why in (
-        (Parameter(torch.ones(80, 90)), "bfloat16", "gradient", "its momentum of the gradient is kept in bfloat16"),
-        (Parameter(torch.ones(80, 90)), "int8", "gradient", "its momentum of the gradient is kept in int8"),
+        (Parameter(torch.ones(40, 200)), "bfloat16", "gradient", "its momentum of the gradient is kept in bfloat16"),
+        (Parameter(torch.ones(40, 200)), "int8", "gradient", "its momentum of the gradient is kept in int8"),
         (turned, "int8", "update", "the blocks of its int8 momentum are not side by side in memory"),
     ):
         p.grad = torch.ones_like(p)

@@ -143,7 +143,7 @@ def test_a_step_is_the_papers(shape: tuple[int, ...], q: int) -> None:
     assert job["beta2_taken"] == 0.9
 
 
-@pytest.mark.parametrize("momentum", [jobs.NONE, jobs.OF_UPDATE, jobs.OF_GRADIENT])
+@pytest.mark.parametrize("momentum", [jobs.NONE, jobs.OF_UPDATE, jobs.OF_GRADIENT, jobs.OF_DIRECTION])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_step_in_parts_is_the_whole_step_to_the_bit(small_chunks: None, momentum: int, dtype: torch.dtype) -> None:
     ends = []
@@ -245,16 +245,18 @@ def test_an_edit_of_the_heaviest_lines_is_noticed_before_the_step(
     assert not case.jobs["reads_x2"][0]
 
 
-@pytest.mark.parametrize("momentum", [jobs.NONE, jobs.OF_UPDATE])
+@pytest.mark.parametrize("by_alpha", [0, 1], ids=["", "decay by alpha"])
+@pytest.mark.parametrize("momentum", [jobs.NONE, jobs.OF_UPDATE, jobs.OF_DIRECTION])
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 100.0])
 @of_lines_and_tiles
 def test_an_edit_elsewhere_is_corrected(
-    small_chunks: None, shape: tuple[int, ...], q: int, factor: float, momentum: int, thread_count: None
+    small_chunks: None, shape: tuple[int, ...], q: int, factor: float, momentum: int, by_alpha: int, thread_count: None
 ) -> None:
     ends = []
+    fields: dict[str, Any] = {"momentum": momentum, "decays_by_alpha": by_alpha, "share": 0.01 * by_alpha}
     for count in (1, 2):
         torch.set_num_threads(count)
-        case, right = Tensors(shape, q=q, momentum=momentum), Tensors(shape, q=q, momentum=momentum)
+        case, right = Tensors(shape, q=q, **fields), Tensors(shape, q=q, **fields)
         for one in (case, right):
             one.step()
             one.step()

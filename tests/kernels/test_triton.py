@@ -26,8 +26,11 @@ def test_in_the_interpreter_at_length() -> None:
 def test_sharded_in_the_interpreter(fast: str) -> None:
     """On two ranks, beside the same steps on one process."""
     table = found(["interpreted"], ranks=2, TRITON_INTERPRET="1", FAST=fast)["interpreted"]
-    assert len(table) == (2 if fast == "1" else 6) and all(len(row) == 6 for row in table.values())
-    assert not {f"{name} {case}": e for name, row in table.items() for case, e in row.items() if not e < 1e-5}
+    sizes = [len(row) for row in table.values()]
+    assert sizes == ([6, 6, 3] if fast == "1" else [6] * 6 + [3, 6, 3])
+    # sums in another order may round a number near the border the other way: of int8, that moves X by a 400th
+    most = {name: {"int8": 5e-3, "bfloat16": 1e-4}.get(name.split()[0], 1e-5) for name in table}
+    assert not {f"{name} {case}": e for name, row in table.items() for case, e in row.items() if not e < most[name]}
 
 
 def test_without_the_interpreter_a_tensor_on_a_cpu_is_refused_by_name() -> None:

@@ -25,7 +25,11 @@ from tests.kernels.triton_ahead import Variant, compiled, kinds, loops, usage, v
 
 FLOAT32 = Kind(torch.float32, torch.float32, 0, 0, True)
 BFLOAT16, STOCHASTIC, KAHAN = (Kind(torch.bfloat16, torch.bfloat16, 0, rounding, True) for rounding in range(3))
-SOME = [FLOAT32, STOCHASTIC]
+MOMENTUM_BF16, MOMENTUM_INT8 = (
+    Kind(torch.float32, torch.float32, 3, 0, True, dtype, True) for dtype in (torch.bfloat16, torch.int8)
+)
+BFLOAT16_INT8 = Kind(torch.bfloat16, torch.bfloat16, 1, 1, True, torch.int8, True)
+SOME = [FLOAT32, STOCHASTIC, MOMENTUM_BF16, MOMENTUM_INT8]
 TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "gfx942")
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 # Bytes of a thread: the kernels were fitted to Triton 3.9; older versions keep more at once in registers.
@@ -62,6 +66,8 @@ def check_ptx(variant: Variant, ptx: str) -> None:
     assert not {op for op in found if op.startswith(("atom.", "red."))}
     # the library's logarithm and exponential of t, in double, begin with these
     found -= {"rcp.approx.ftz.f64", "abs.ftz.f32"}
+    # rounds an int8 momentum down, and differs for a negative subnormal alone: 0, not −1, is the nearest integer there
+    found -= {"cvt.rmi.ftz.f32.f32"}
     assert not {op for op in found if "approx" in op or ".ftz" in op or op.startswith("div.full")}
     if variant.kind.aligned and variant.kernel is last_pass:
         assert re.search(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", ptx)
@@ -105,6 +111,21 @@ def test_the_last_pass_takes_few_instructions_an_element_and_no_barrier(kind: Ki
     assert not any("BAR.SYNC" in instruction for instruction in inner)
     used = usage(variant, card)
     assert used.programs * used.threads >= (32 if kind == BFLOAT16 else 24) * 32 and used.spilled == 0
+
+
+@needs_fitted
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize(
+    ("kind", "most"), [(MOMENTUM_BF16, 39), (MOMENTUM_INT8, 56), (BFLOAT16_INT8, 61)], ids=["bf16", "int8", "bf16-int8"]
+)
+def test_a_rounded_momentum_takes_few_instructions_more(kind: Kind, most: float, card: str) -> None:
+    """A random word is 17 of them. The largest number of a block is found within a warp, in one instruction of it."""
+    variant = Variant("last_pass", last_pass, kind)
+    inner = loops(variant, card)[-1]
+    assert len(inner) / 8 <= most
+    assert any("REDUX.MAX" in line for line in inner) == kind.IN_BLOCKS and not any("SHFL" in line for line in inner)
+    used = usage(variant, card)
+    assert used.programs * used.threads >= 16 * 32 and used.spilled == 0
 
 
 @needs_fitted

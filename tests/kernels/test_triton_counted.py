@@ -58,6 +58,18 @@ def test_the_bytes_stay_near_the_floor(model: Model) -> None:
     assert FLOOR[model.dtype] < each <= most
 
 
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 8.0), ("bfloat16", 4.0), ("int8", 2 * 1.0325)])
+def test_a_momentum_is_read_and_written_once(name: str, dtype: str, most: float) -> None:
+    """Of int8, a scale is 4 bytes of 128 elements, and vectors keep a float32."""
+    model = MODELS[name]
+    without, found = count(model), count(model, beta1=0.9, momentum_dtype=dtype)
+    each = (found.bytes - without.bytes) / model.parameters
+    assert 0.97 * most < each <= most + 8 * sum(p.numel() for p in model.make() if p.dim() < 2) / model.parameters
+    assert found.kinds == without.kinds + (dtype == "int8") and found.idle_uploads == 0
+    assert found.step == 3 * found.kinds + found.chunks + found.first_passes
+
+
 def test_bytes_are_those_of_the_units_that_the_tables_hold() -> None:
     model = Model("some", ((100, 48), (24, 20000), (3, 40, 64), (300,)), torch.float32)
     with on_a_cpu(), Launches():

@@ -165,6 +165,45 @@ def test_a_bad_gradient_that_moves_a_statistic_is_found(monkeypatch: pytest.Monk
     assert found and found[0] == "float32, gradients with NaN and infinity: 9×7: row changed", found
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_momentum_may_be_rounded_either_way_but_seldom(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Border(Mistaken):
+        """Some numbers are rounded to the other side in one step."""
+
+        some = 1
+
+        def err(self, before: list[dict[str, Tensor]]) -> None:
+            """In the only tensor."""
+            state = self.optimizer.state[self.params[0]]
+            if int(state["step"]) == 2:
+                t = state["momentum" if dtype == "bfloat16" else "momentum_int8"].view(-1)[: self.some]
+                t.copy_(t * (1 + 2.0**-7) if dtype == "bfloat16" else t - t.sign())
+
+    def found() -> list[selftest.Finding]:
+        cases = {"default": CASES["default"]}
+        return selftest.examine(Adafactor, CPU, variant, [TensorSpec((32, 256))], cases)
+
+    variant = Variant(momentum_of="update", momentum_dtype=dtype)
+    monkeypatch.setattr(selftest, "Training", Border)
+    assert found() == []
+    Border.some = 100
+    assert found()
+
+
+def test_what_triton_leaves_to_eager_pytorch_is_rounded_in_a_way_that_it_has() -> None:
+    params = [torch.nn.Parameter(spec.copy(torch.ones(spec.shape))) for spec in TENSORS]
+    for factored in ("outer", False):
+        keywords: dict[str, Any] = {"momentum_dtype": "int8", "factored": factored}
+        even, uneven = selftest.grouped(params, TENSORS, keywords)
+        assert len(even["params"]) + len(uneven["params"]) == len(params) and uneven["momentum_dtype"] == "float32"
+        optimizer = Adafactor([even, uneven], beta1=0.9, **keywords)
+        assert sum("momentum_int8" in optimizer.state[p] for p in params) == (4 if factored else 2)
+    (everything,) = selftest.grouped(params, TENSORS, {"rounding": "stochastic"})
+    assert everything["params"] == params
+    even, uneven = selftest.grouped(params, TENSORS, {"rounding": "stochastic", "factored": False})
+    assert len(uneven["params"]) == 3 and uneven["rounding"] == "nearest"
+
+
 @pytest.mark.parametrize("variant", [Variant(BF16, BF16), Variant(FP16, FP16, "update", "stochastic")], ids=str)
 def test_sixteen_bits_may_be_rounded_either_way_but_seldom(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     class Border(Mistaken):
@@ -243,7 +282,9 @@ def test_the_battery_has_every_dtype_shape_and_setting_of_the_backend() -> None:
         variant.x != variant.g for variant in VARIANTS
     )
     assert {variant.rounding for variant in VARIANTS} == {"nearest", "stochastic", "kahan"}
-    assert {variant.momentum_of for variant in VARIANTS} == {None, "update", "gradient"}
+    assert {variant.momentum_of for variant in VARIANTS} == {None, "update", "gradient", "direction"}
+    assert {variant.momentum_dtype for variant in VARIANTS} == {"float32", "bfloat16", "int8"}
+    assert {variant.momentum_rounding for variant in VARIANTS} == {"stochastic", "nearest"}
     assert len({str(variant) for variant in VARIANTS}) == len(VARIANTS), "answers are kept by name"
     assert {len(spec.shape) for spec in TENSORS} == {0, 1, 2, 3, 4}
     assert {spec.storage for spec in TENSORS} == {"", "transposed", "channels last"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -38,6 +38,7 @@ TARGETS = {
 SHARED = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228, "sm_120": 100, "gfx942": 64}
 REGISTERS = 65536  # a multiprocessor has
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+INT8 = {torch.int8: "int8"}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the others are the kernel's own
 TYPES = {  # of what `Memory` holds; all else is in double
     "*i64": ("tensors", "matrices", "given"),
@@ -90,10 +91,16 @@ def kinds() -> list[Kind]:
     """Every kind of parameter."""
     f64, f32, b16, f16 = NAMES
     pairs = [(f64, g) for g in NAMES] + [(x, g) for x in (f32, b16, f16) for g in (f32, b16, f16)]
-    return [
+    found = [
         Kind(x, g, momentum, rounding, aligned)
-        for (x, g), momentum, aligned in product(pairs, range(3), (True, False))
+        for (x, g), momentum, aligned in product(pairs, range(4), (True, False))
         for rounding in (range(3) if x.itemsize == 2 else (0,))
+    ]
+    formats = [(dtype, is_random) for dtype in (b16, torch.int8) for is_random in (False, True)]
+    return found + [
+        replace(kind, momentum_dtype=dtype, momentum_random=is_random)
+        for kind, (dtype, is_random) in product(found, formats)
+        if kind.momentum and kind.x == kind.g
     ]
 
 
@@ -102,14 +109,18 @@ def variants(of: list[Kind]) -> list[Variant]:
     found: dict[tuple[Any, str], Variant] = {}
     for kind in of:
         shape = f"{'aligned' if kind.aligned else 'ragged'}"
-        last = f"{NAMES[kind.x]}-{NAMES[kind.g]}-momentum{kind.momentum}-rounding{kind.rounding}-{shape}"
+        kept = (
+            f"-{(NAMES | INT8)[kind.momentum_dtype]}{'-random' * kind.momentum_random}" if kind.momentum_dtype else ""
+        )
+        last = f"{NAMES[kind.x]}-{NAMES[kind.g]}-momentum{kind.momentum}{kept}-rounding{kind.rounding}-{shape}"
         wide = "fp64" if kind.x == torch.float64 else "fp32"
-        first = f"{wide}-{NAMES[kind.g]}-{'average' if kind.momentum == 2 else 'plain'}-{shape}"
+        first = f"{wide}-{NAMES[kind.g]}-{f'average{kept}' if kind.momentum == 2 else 'plain'}-{shape}"
+        blocks = "-blocks" * kind.IN_BLOCKS
         for variant in (
             *(Variant(f"first_pass-{width}-{first}", first_pass, kind, width) for width in (None, *WIDTHS)),
             Variant(f"first_pass-raw-4096-{first}", first_pass, kind, 4096, raw=True),
-            Variant(f"begin_step-{NAMES[kind.x]}-{shape}", begin_step, kind),
-            Variant(f"measure-{NAMES[kind.x]}-{shape}", measure, kind),
+            Variant(f"begin_step-{NAMES[kind.x]}{blocks}-{shape}", begin_step, kind),
+            Variant(f"measure-{NAMES[kind.x]}{blocks}-{shape}", measure, kind),
             *(Variant(f"fold{'-raw' * raw}-{wide}-{shape}", fold, kind, raw=raw) for raw in (False, True)),
             *(Variant(f"last_pass{'-raw' * raw}-{last}", last_pass, kind, raw=raw) for raw in (False, True)),
             *(Variant(f"{kernel.__name__}-{wide}", kernel, kind) for kernel in (factors, totals, conclude)),

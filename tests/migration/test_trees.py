@@ -130,16 +130,39 @@ def test_t5x_and_ours_take_the_same_steps_also_when_lr_changes(arguments: dict[s
     assert apart(moved, [torch.tensor(p) for p in theirs.params.values()], start) < 1e-9
 
 
-def test_t5x_scales_and_clips_slices_which_ours_does_not() -> None:
-    params = [("stack", (torch.tensor([1.0, 0.1])[:, None, None] * torch.randn(2, 20, 14, generator=SEEDED)).double())]
-    arguments = {"learning_rate": 1e-2, "factor_map": {"stack": ("batch", "row", "column")}}
+def stacks() -> list[tuple[str, Tensor]]:
+    """Slices whose RMS differ 10 times: of matrices, and of vectors."""
+    scale = torch.tensor([1.0, 0.1]).double()
+    matrices, vectors = torch.randn(2, 20, 14, generator=SEEDED), torch.randn(2, 9, generator=SEEDED)
+    return [("stack", scale[:, None, None] * matrices), ("norms", scale[:, None] * vectors)]
+
+
+def test_slices_that_t5x_scales_and_clips_by_themselves_are_sliced_here() -> None:
+    rules = {"stack": ("batch", "column", "row"), "norms": ("batch", "none")}
+    arguments = {"learning_rate": 1e-2, "beta1": 0.9, "factor_map": rules}
+    params = stacks()
+    theirs, tree = train_t5x(params, arguments, {})
+    start = [torch.tensor(p) for p in theirs.params.values()]
+    mine = [(name, x.clone().requires_grad_()) for (name, _), x in zip(params, start, strict=True)]
+    moved = go_on("t5x", mine, tree, arguments)
+    t5x_steps(theirs, params, range(BEFORE, BEFORE + AFTER))
+    assert apart(moved, [torch.tensor(p) for p in theirs.params.values()], start) < 1e-9
+
+
+def test_slices_along_another_axis_are_not_and_the_difference_is_said() -> None:
+    params = [("stack", stacks()[0][1].permute(1, 0, 2).contiguous())]
+    arguments = {"learning_rate": 1e-2, "factor_map": {"stack": ("row", "batch", "column")}}
     theirs, tree = train_t5x(params, arguments, {})
     start = [torch.tensor(p) for p in theirs.params.values()]
     with notes() as told:
         moved = go_on("t5x", [("stack", start[0].clone().requires_grad_())], tree, arguments, after=20)
-    assert "each slice of a 'batch' axis" in told[0] and "67 %" in told[0]
+    assert "the slices of stack by themselves" in told[0] and "67 %" in told[0]
     t5x_steps(theirs, params, range(BEFORE, BEFORE + 20))
     assert 0.33 < apart(moved, [torch.tensor(p) for p in theirs.params.values()], start) < 1.34
+    first = {"stack": ("stack", (1, 0, 2))}  # with the axis of the slices in front, they are ours
+    shapes = {"stack": (2, 20, 14)}
+    sliced = adafactor.migrate(tree, "t5x", params=shapes, arguments=arguments, paths=first)
+    assert sliced["param_groups"][0]["per_slice"] and sliced["state"][0]["step"].tolist() == [BEFORE, BEFORE]
 
 
 def test_transposed_matrices_move_in_with_their_paths() -> None:

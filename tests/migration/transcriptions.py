@@ -76,7 +76,7 @@ class T5X:
     def _axes(self, path: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """(d1, d0): the row and the column axis."""
         if rule := self.hyper["factor_map"].get(path):
-            return rule.index("row"), rule.index("column")
+            return (rule.index("row"), rule.index("column")) if "row" in rule else None
         least = self.hyper["min_dim_size_to_factor"]
         if not self.hyper["factored"] or len(shape) < 2 or sorted(shape)[-2] < least:
             return None

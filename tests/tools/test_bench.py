@@ -165,7 +165,7 @@ def test_the_floor_reads_and_writes_every_byte_that_a_step_must_move(monkeypatch
     monkeypatch.setattr(contenders, "PIECE", 4000)
     for dtype, words in (("float32", [5000, 3016]), ("bfloat16", [4004, 4])):
         params = contenders.parameters([(100, 50), (8,), (60, 50), (8,)], dtype)
-        floor = FloorRunner(params, momentum=True)
+        floor = FloorRunner(params, momentum=torch.int8 if dtype == "bfloat16" else torch.float32)
         # tensors that are large enough are stepped alone, since each pass depends on sums over all of a tensor
         assert [x.numel() for x in floor.values()] == words
         before = [[t.clone() for t in piece if t is not None] for piece in floor.pieces]

@@ -331,7 +331,7 @@ def test_the_command_says_how_each_went_and_keeps_the_answers(
     assert f"1 things are off, in [{KAHAN}]" in out
     answers = selftest_cache.read(selftest_cache.describe(CPU))
     assert {name for name, answer in answers.items() if answer} == {KAHAN}
-    assert len(answers) == len(a_card) == 4
+    assert len(answers) == len(a_card) == 7
 
 
 def test_what_is_off_comes_with_what_it_takes_to_mend_it_and_the_line_that_shows_it_again(

@@ -27,7 +27,8 @@ FILL = """
 from adafactor.check.selftest import TensorSpec
 from adafactor.cli import main, warm
 warm.TENSORS = (TensorSpec((16, 512)), TensorSpec((48,)))
-raise SystemExit(main("warm --device sm_90 --dtype float32".split()))
+words = "warm --device sm_90 --dtype float32 --momentum none update --momentum-dtype int8 float32"
+raise SystemExit(main(words.split()))
 """
 LAUNCH = """
 import torch
@@ -48,11 +49,12 @@ driver.set_active(SimpleNamespace(
 ))
 backend.INTERPRETED, executor.SHARED_MEMORY = True, 233472
 params = [torch.ones(shape, requires_grad=True) for shape in ((900, 512), (160,), (20, 512))]
-optimizer = Adafactor(params, backend="triton", lr=1e-3)
-for _ in range(2):
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+for keywords in ({}, {"beta1": 0.9, "momentum_dtype": "int8"}):
+    optimizer = Adafactor(params, backend="triton", lr=1e-3, **keywords)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
 """
 
 
@@ -92,6 +94,8 @@ def test_what_is_compiled_for_a_card_is_what_a_step_there_launches(tmp_path: Pat
     warm = run("-c", FILL, folder=tmp_path)
     assert warm.returncode == 0, warm.stderr
     assert f"kernels for sm_90 are in {tmp_path}" in warm.stdout
+    assert "float32, momentum update in int8, rounding nearest" in warm.stdout
+    assert warm.stdout.count("momentum none") == 1
     before = sorted(tmp_path.rglob("*"))
     assert any(file.suffix == ".cubin" for file in before)
     step = run("-c", LAUNCH, folder=tmp_path)

@@ -39,7 +39,9 @@ def why_not_here(make: Make, parameter: Parameter) -> str | None:
     """
     s, form = parameter.settings, parameter.gradient
     assert form is not None
-    variant = Variant(parameter.x.dtype, form.dtype, s.momentum_of if s.beta1 else None, parameter.rounding)
+    momentum = (s.momentum_dtype, s.momentum_rounding) if s.beta1 and s.momentum_dtype != "float32" else ()
+    of = s.momentum_of if s.beta1 else None
+    variant = Variant(parameter.x.dtype, form.dtype, of, parameter.rounding, *momentum)
     return reason(make, parameter.x.device, variant)
 
 

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from adafactor import Adafactor, kernels
-from adafactor.check.selftest import TENSORS, TensorSpec
+from adafactor.check.selftest import TENSORS, TensorSpec, grouped
 from adafactor.planning import shapes_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-MOMENTA = ("none", "update", "gradient")
+MOMENTA = ("none", "update", "gradient", "direction")
+MOMENTUM_DTYPES = ("float32", "bfloat16", "int8")
 ROUNDINGS = ("nearest", "stochastic", "kahan")
-ON_CPU, CONVOLUTION = (TensorSpec((8, 8)), TensorSpec((8,))), TensorSpec((4, 4, 3, 3))
+ON_CPU, CONVOLUTION = (TensorSpec((32, 128)), TensorSpec((8,))), TensorSpec((4, 4, 3, 3))
 # NVIDIA's architectures: its number, and the KB of memory that programs of a multiprocessor share
 CARDS = {
     "sm_80": (80, 164),  # A100
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     _add_list(parser, "--dtype", DTYPES, ["float32", "bfloat16"], "the parameters' dtypes")
     _add_list(parser, "--momentum", MOMENTA, ["none"], "what beta1 averages; none: beta1=0")
+    _add_list(parser, "--momentum-dtype", MOMENTUM_DTYPES, ["float32"], "what the momentum is kept in")
     _add_list(parser, "--rounding", ROUNDINGS, ["nearest"], "of 16-bit parameters")
     parser.add_argument("--convolutions", action="store_true", help="also for tensors with more than two axes")
     parser.add_argument("--all", action="store_true", help="everything that there is: some minutes")
@@ -56,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Take a step with each kind of parameter and setting; say how long each took, and where the code is."""
     if arguments.model and arguments.device is None:
         raise ValueError("--model is for --device: what is compiled for a CPU does not depend on a model's shapes")
-    chosen = (arguments.dtype, arguments.momentum, arguments.rounding)
+    chosen = (arguments.dtype, arguments.momentum, arguments.momentum_dtype, arguments.rounding)
     if arguments.all:
-        chosen = (DTYPES, MOMENTA, ROUNDINGS)
+        chosen = (DTYPES, MOMENTA, MOMENTUM_DTYPES, ROUNDINGS)
     if arguments.device is not None:
         return _fill_triton_cache(arguments.device, arguments.model, chosen)
     _step_all(chosen, ON_CPU + (CONVOLUTION,) * (arguments.convolutions or arguments.all), "cpu")
@@ -141,15 +143,21 @@ def _replaced(module: ModuleType, **values: object) -> Iterator[None]:
 
 def _step_all(chosen: Sequence[Sequence[str]], tensors: Sequence[TensorSpec], backend: str) -> None:
     """Take a step in every setting, with gradients that have the dtype of their parameters."""
-    for dtype, momentum, rounding in itertools.product(*chosen):
+    for dtype, momentum, momentum_dtype, rounding in itertools.product(*chosen):
         started = time.perf_counter()
-        settings: dict[str, Any] = {} if momentum == "none" else {"beta1": 0.9, "momentum_of": momentum}
+        settings: dict[str, Any] = {"rounding": rounding}
+        if momentum != "none":
+            settings |= {"beta1": 0.9, "momentum_of": momentum, "momentum_dtype": momentum_dtype}
+        elif momentum_dtype != chosen[2][0]:  # there is none to keep
+            continue
         parameters = []
         for spec in tensors:
             parameters.append(spec.copy(torch.ones(spec.shape, dtype=getattr(torch, dtype))).requires_grad_())
             parameters[-1].grad = torch.ones_like(parameters[-1])
-        Adafactor(parameters, backend=backend, rounding=rounding, **settings).step()
-        print(f"{dtype}, momentum {momentum}, rounding {rounding}: {time.perf_counter() - started:.1f} s", flush=True)
+        Adafactor(grouped(parameters, tensors, settings), backend=backend, **settings).step()
+        kept = "" if settings.get("momentum_dtype", "float32") == "float32" else f" in {momentum_dtype}"
+        took = time.perf_counter() - started
+        print(f"{dtype}, momentum {momentum}{kept}, rounding {rounding}: {took:.1f} s", flush=True)
 
 
 def _kilobytes(files: Sequence[Path]) -> str:

@@ -184,7 +184,8 @@ def count_steps(value: Any, name: str) -> int:
 
 def factored_axes(shape: Shape, keywords: Arguments) -> Axes | None:
     """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
-    factoring = find_factoring(shape, keywords["factored"], keywords["axes"], keywords["min_factored"])
+    names = ("factored", "axes", "min_factored", "per_slice")
+    factoring = find_factoring(shape, *(keywords[name] for name in names))
     return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
 
 

@@ -16,10 +16,6 @@ ROUNDED_DECAY = (
     "{peer} rounds β₁ and β₁·M to half precision before it adds to them (0.9 to 0.8984 in bfloat16); ours averages in "
     "float32 and rounds what it keeps: 20 steps end 2 % of the distance travelled apart (0.1 % in float16)"
 )
-SLICES = (
-    "T5X clips and scales each slice of a 'batch' axis by its own RMS, ours the whole tensor: 20 steps on slices whose "
-    "RMS differ 10 times end 67 % of the distance travelled apart"
-)
 
 
 def _express_optax(group: Group) -> None:
@@ -43,8 +39,6 @@ def _express_t5x(group: Group) -> None:
         if exponent not in EXPONENTS:
             raise ValueError(f"weight_decay_rate_lr_exponent={exponent!r} must be None, 0, 1 or 2 to be expressed")
         group.keywords |= {"weight_decay": args["weight_decay_rate"] or 1.0, "weight_decay_by": EXPONENTS[exponent]}
-    if any("batch" in rule for rule in (args["factor_map"] or {}).values()):
-        group.note(SLICES)
 
 
 def _express(group: Group, offset: str) -> None:
@@ -57,9 +51,18 @@ def _express(group: Group, offset: str) -> None:
     group.set_momentum_dtype(group.args["dtype_momentum"], ROUNDED_DECAY)
 
 
+def _rule(args: Arguments, path: str) -> Sequence[str] | None:
+    """Return the words of T5X's rule for a path, one for each axis: "row", "column", "batch" or "none"."""
+    return (args["factor_map"] or {}).get(path.replace(".", "/"))
+
+
+def _sliced_t5x(args: Arguments, path: str) -> tuple[int, ...]:
+    return tuple(axis for axis, word in enumerate(_rule(args, path) or ()) if word == "batch")
+
+
 def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
     """Up to two axes: as optax. For more: by the rule of the path, of "row", "column", "batch" and "none"."""
-    rule = (args["factor_map"] or {}).get(path.replace(".", "/"))
+    rule = _rule(args, path)
     if not args["factored"] or len(shape) < 2 or (len(shape) == 2 and (rule is None or "batch" not in rule)):
         return two_largest(args, shape, path)
     if rule is None or len(rule) != len(shape):
@@ -114,7 +117,8 @@ def read(tree: Any, peer: Peer, args: Arguments, shapes: NamedShapes | None, pat
         unused = ("v_row", "v_col") if peer.rule(args, theirs, path) is None else ("v",)  # of one element each
         entry = {key: _tensor(value) for key, value in entries[path].items() if key not in unused}
         moments = peer.read(args, entry, theirs, step, path).permute(order)
-        members.append(Member(str(name), number, bool(name), shape, moments))
+        slices = tuple(order.index(axis) for axis in peer.slices(args, path))
+        members.append(Member(str(name), number, bool(name), shape, moments, slices))
     return members
 
 
@@ -234,4 +238,5 @@ T5X = Peer(
     format=FORMAT,
     rule=_factored_t5x,
     varies=True,
+    slices=_sliced_t5x,
 )

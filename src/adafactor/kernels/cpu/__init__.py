@@ -13,7 +13,9 @@ import torch
 from adafactor.core.contract import Parameter, why_not_plain
 from adafactor.core.momentum import blocks_of
 from adafactor.kernels.cpu.executor import Executor
-from adafactor.kernels.memory_order import MemoryOrder, find_memory_order, has_rounded_momentum
+from adafactor.kernels.memory_order import WIDTH, MemoryOrder, find_memory_order, has_rounded_momentum, numbering
+
+LONGEST_STEP = 2**32 // WIDTH  # from one element's number to the next: a stretch of a line spans 32 bits at most
 
 
 def why_not(parameter: Parameter) -> str | None:
@@ -30,6 +32,9 @@ def why_not(parameter: Parameter) -> str | None:
         return f"its momentum of the gradient is kept in {s.momentum_dtype}, of which there would have to be two passes"
     if "momentum_int8" in parameter.state and not _has_blocks_in_lines(parameter, order):
         return "the blocks of its int8 momentum are not side by side in memory"
+    numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
+    if has_rounded_momentum(parameter) and numbers and numbers[4 if order.factored else 2] >= LONGEST_STEP:
+        return "its neighbours in memory are too far apart in the tensor for the random numbers of its momentum"
     return None
 
 

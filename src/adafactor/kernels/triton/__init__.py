@@ -29,10 +29,10 @@ from triton import knobs
 
 from adafactor.core.contract import Parameter, why_not_plain
 from adafactor.core.factoring import Factored
-from adafactor.kernels.memory_order import MemoryOrder, numbering, stored
+from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering, stored
 from adafactor.kernels.triton.executor import Executor
 from adafactor.kernels.triton.kind import Kind
-from adafactor.kernels.triton.layout import factored_axes, is_aligned, memory_order
+from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, is_aligned, memory_order
 from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.sizes import LINE, NARROW
 
@@ -44,11 +44,7 @@ LONGEST = 2**30  # elements of a row, and rows: they are counted in 32 bits, and
 
 def why_not(parameter: Parameter) -> str | None:
     """What is in the way of stepping this parameter; None if nothing is."""
-    x, form, s = parameter.x, parameter.gradient, parameter.settings
-    if s.beta1 and (s.momentum_dtype != "float32" or s.momentum_of == "direction"):
-        return f"its momentum is of the {s.momentum_of} in {s.momentum_dtype}"
-    if s.weight_decay_by != "rho":
-        return f"its weight decay is by {s.weight_decay_by}"
+    x, form = parameter.x, parameter.gradient
     if x.device.type not in DEVICES and not (INTERPRETED and x.is_cpu):
         return f"it is on {x.device}"
     if form.meta[2] != x.device:
@@ -57,9 +53,11 @@ def why_not(parameter: Parameter) -> str | None:
         return reason
     if not stored(x.dtype, form.dtype):
         return f"there is no kernel for a {x.dtype} parameter with a {form.dtype} gradient"
-    for key in ("full", "momentum", "compensation"):
+    for key in LIKE_X:
         if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
+    if parameter.settings.beta1 and "momentum_int8" in parameter.state and not has_even_blocks(parameter):
+        return "the blocks of its int8 momentum are not runs of 128 elements in memory"
     if not isinstance(parameter.factoring, Factored):
         return _why_not_unfactored(parameter)
     p, q = factored_axes(parameter)
@@ -69,7 +67,7 @@ def why_not(parameter: Parameter) -> str | None:
     if max(x.stride(p), form.stride[p], *factors) >= LONGEST:
         return "its rows are too far apart in memory"
     steps = [prod(parameter.shape[axis + 1 :]) for axis in (p, q)]
-    if parameter.rounding == "stochastic" and max(steps if x.shape[q] <= NARROW else steps[1:]) * LINE >= 2**31:
+    if draws_words(parameter) and max(steps if x.shape[q] <= NARROW else steps[1:]) * LINE >= 2**31:
         return FAR_APART
     return None
 
@@ -79,7 +77,7 @@ def _why_not_unfactored(parameter: Parameter) -> str | None:
     if not isinstance(order, MemoryOrder):
         return order
     shape = tuple(parameter.x.shape)
-    if parameter.rounding == "stochastic":
+    if draws_words(parameter):
         numbers = numbering(order, shape, parameter.shape, parameter.offset)
         if numbers is None:
             return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"

@@ -7,6 +7,7 @@
     COL,
     FULL,
     MOMENTUM,
+    SCALE,  # of an int8 momentum, a number for each block; 0: it is kept otherwise
     COMPENSATION,
     STEP,
     GROUP,  # row of `numbers`
@@ -18,6 +19,7 @@
     G_STRIDE_Q,
     ROW_STRIDE,  # of R in the state
     COL_STRIDE,
+    SCALE_STRIDE,  # from a row's scales to the next row's
     WHOLE_N,  # lengths of P and Q on all ranks together
     WHOLE_M,
     COUNT,  # elements on all ranks together
@@ -37,8 +39,8 @@
     ROOT2,
     SWAPPED,  # 1: the paper's rows lie along Q, so that V̂ is divided by the mean of C
     MEAN_GIVEN,  # 1: the ranks find mean(R) together
-) = range(35)
-TENSOR = 35  # columns of a row
+) = range(37)
+TENSOR = 37  # columns of a row
 
 # ---- matrices: int64, what lasts. A stack of matrices has many; an unfactored tensor has one
 (
@@ -47,13 +49,14 @@ TENSOR = 35  # columns of a row
     G_OFFSET,
     ROW_OFFSET,
     COL_OFFSET,
+    SCALE_OFFSET,
     OWN_UNIT,  # its first unit, and how many
     OWN_UNITS,
     PARTIAL,  # where its column sums begin in the scratch
     NEW_ROW,  # where its new R and C begin among the vectors, and their inverse roots among the inverses
     NEW_COL,
     NUMBER,  # of its first element
-) = range(11)
+) = range(12)
 MATRIX = 12
 
 # ---- given: int64, uploaded when it has changed
@@ -66,7 +69,8 @@ GIVEN = 2
     W2,  # 1 − β̂₂ₜ
     BETA2,  # β̂₂ₜ
     RHO,  # ρₜ
-    DECAY,  # 1 − ρₜ·λ
+    SHARE,  # of X, that weight decay takes; if it is by αₜ, of X/max(ε₂, RMS(X))
+    DECAY,  # of X, that it leaves
     KEY1,  # of the random numbers
     KEY2,
     TAKEN,  # 1: yes; 0: the gradient is not finite; −1: a GradScaler has found an infinity
@@ -80,8 +84,8 @@ GIVEN = 2
     STEPS,
     CLIPPED,
     SKIPPED,
-) = range(18)
-NOTES = 18
+) = range(19)
+NOTES = 19
 
 # ---- sums: float64, what a unit of the first pass leaves
 ROW_SUM, ENERGY, PROBE = range(3)  # the last one is 0 where G² is finite, else NaN

@@ -24,6 +24,7 @@ from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import blend, decayed, inverse_root, number_at
 from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
+from adafactor.kernels.triton.momentum import BLOCK, Elements, recall
 from adafactor.kernels.triton.rates import TABLES
 
 
@@ -44,14 +45,17 @@ class Unit(NamedTuple):
 
 
 @triton.jit
-def load_squares(x, s, g_ptr, rows, cols, mask, KIND: tl.constexpr, OF_GRADIENT: tl.constexpr):
+def load_squares(x, s, g_ptr, rows, cols, block, mask, KIND: tl.constexpr, OF_GRADIENT: tl.constexpr):
     """Load elements of rows of G; return G², and that of which U² is made: the same, or of the average."""
     g = tl.load(g_ptr[:, None] + (cols * x.g_stride_q)[None, :], mask=mask, other=0.0).to(KIND.STAT)
     square = g * g
     term = square
     if OF_GRADIENT:
         offsets = (rows.to(tl.int64) * x.x_stride_p)[:, None] + (cols * x.x_stride_q)[None, :]
-        average = blend(tl.load(x.momentum_ptr + offsets, mask=mask, other=0.0), g * s.unscale, s.w1)
+        blocks = block + tl.arange(0, max(cols.shape[0] // BLOCK, 1))
+        scales = (rows.to(tl.int64) * x.scale_stride)[:, None] + blocks[None, :]
+        e = Elements(offsets, mask, scales, (rows < x.n)[:, None] & (blocks * BLOCK < x.m)[None, :])
+        average = blend(recall(x, e, KIND), g * s.unscale, s.w1)
         term = average * average
     return square, term
 
@@ -65,7 +69,7 @@ def sum_elsewhere(x, s, u, g_ptr, rows, first_col, end_col, row, shrink, KIND: t
         if KIND.ALIGNED:
             j = tl.multiple_of(j, 16)
         mask = (rows < u.end)[:, None] & (j + cols < u.m)[None, :]
-        square = load_squares(x, s, g_ptr, rows, j + cols, mask, KIND, False)[0]
+        square = load_squares(x, s, g_ptr, rows, j + cols, 0, mask, KIND, False)[0]
         row = tl.fma(square, shrink, row)
     return row
 
@@ -140,7 +144,8 @@ def hold_rows(
             mask = (lane == 0)[:, None] if ROWS == 1 else (rows < u.end)[:, None]
             if TILING.is_part or k == CHUNKS - 1:
                 mask = mask & (k * CHUNK + cols < end_col)[None, :]
-            square, term = load_squares(x, s, g_ptr, rows, k * CHUNK + cols, mask, KIND, KIND.OF_GRADIENT)
+            at, block = k * CHUNK + cols, (first_col + k * CHUNK) // BLOCK
+            square, term = load_squares(x, s, g_ptr, rows, at, block, mask, KIND, KIND.OF_GRADIENT)
             row = tl.fma(square, shrink, row)
             terms = terms + (term,)
             new_squares = new_squares + (tl.fma(square, shrink, squares[k]),)
@@ -171,7 +176,8 @@ def sum_unfactored(x, s, u, KIND: tl.constexpr, ROWS: tl.constexpr):
         square = g * g
         v = decayed(tl.load(x.full_ptr + offsets, mask=mask, other=1.0), s.w2, s.beta2) + (square + s.eps) * s.w2
         if KIND.OF_GRADIENT:
-            g = blend(tl.load(x.momentum_ptr + offsets, mask=mask, other=0.0), g, s.w1)
+            blocks = (tl.full((), 0, tl.int64) + i) * (sizes.LINE // BLOCK) + tl.arange(0, ROWS * sizes.LINE // BLOCK)
+            g = blend(recall(x, Elements(offsets, mask, blocks, blocks * BLOCK < x.m), KIND), g, s.w1)
         update = g * inverse_root(v)
         energies += tl.where(mask, update * update, 0.0)
         probes += square * 0.0

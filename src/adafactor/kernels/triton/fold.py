@@ -77,6 +77,8 @@ def write_scalars(memory, tensor_ptr, note_ptr, is_finite, x2, u2):
     taken = is_finite | (tl.load(group_ptr + rates.IGNORE) != 0)
     tl.store(note_ptr + f.TAKEN, tl.where(found_inf, -1.0, tl.where(taken, 1.0, 0.0)))
     tl.store(note_ptr + f.ALPHA, size * tl.load(note_ptr + f.RHO) * tl.load(group_ptr + rates.SIGN))
+    share = tl.load(note_ptr + f.SHARE) * tl.where(tl.load(group_ptr + rates.DECAY_BY) == rates.BY_ALPHA, size, 1.0)
+    tl.store(note_ptr + f.DECAY, 1.0 - share)
     tl.store(note_ptr + f.X2, x2)
     tl.store(note_ptr + f.U2, u2)
 

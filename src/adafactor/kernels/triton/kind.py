@@ -10,10 +10,12 @@ import triton.language as tl
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
+from adafactor.kernels.memory_order import has_rounded_momentum
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-MOMENTA = {"update": 1, "gradient": 2}
+TYPES[torch.int8] = tl.int8
+MOMENTA = {"update": 1, "gradient": 2, "direction": 3}
 ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 SHARED_MEMORY = 164 * 2**10  # bytes of a multiprocessor of an A100
 
@@ -30,13 +32,20 @@ class Kind:
     momentum: int  # 0: none
     rounding: int
     aligned: bool  # 16 bytes can be read at once
+    momentum_dtype: torch.dtype | None = None  # None: that of the statistics
+    momentum_random: bool = False
 
     @classmethod
     def of(cls, parameter: Parameter, aligned: bool) -> Kind:
         """Return the kind of a parameter."""
         s, form = parameter.settings, parameter.gradient
-        momentum = MOMENTA[s.momentum_of] if s.beta1 else 0
-        return cls(parameter.x.dtype, form.dtype, momentum, ROUNDINGS[parameter.rounding], aligned)
+        kind = cls(parameter.x.dtype, form.dtype, 0, ROUNDINGS[parameter.rounding], aligned)
+        if s.beta1:
+            kind = replace(kind, momentum=MOMENTA[s.momentum_of])
+        if has_rounded_momentum(parameter):
+            dtype = torch.int8 if "momentum_int8" in parameter.state else torch.bfloat16
+            kind = replace(kind, momentum_dtype=dtype, momentum_random=s.momentum_rounding == "stochastic")
+        return kind
 
     @property
     def stat(self) -> torch.dtype:
@@ -47,10 +56,17 @@ class Kind:
     G = property(lambda self: TYPES[self.g])
     STAT = property(lambda self: TYPES[self.stat])
     ALIGNED = property(lambda self: self.aligned)
-    OF_UPDATE = property(lambda self: self.momentum == 1)
+    MOMENTUM = property(lambda self: TYPES[self.momentum_dtype or self.stat])
+    OF_UPDATE = property(lambda self: self.momentum in (1, 3))  # what is averaged is U, times αₜ or not
     OF_GRADIENT = property(lambda self: self.momentum == 2)
+    OF_DIRECTION = property(lambda self: self.momentum == 3)
+    IN_BLOCKS = property(lambda self: self.momentum_dtype == torch.int8)
+    MOMENTUM_RANDOM = property(lambda self: self.momentum_random)
+    RANDOM = property(lambda self: self.rounding == 1 or self.momentum_random)
     STOCHASTIC = property(lambda self: self.rounding == 1)
     KAHAN = property(lambda self: self.rounding == 2)
+    # of a tile of the last pass: a double takes two registers, and blocks take some
+    LINES_AT_ONCE = property(lambda self: 4 if self.stat == torch.float32 else 1 if self.IN_BLOCKS else 2)
 
     @property
     def held(self) -> int:
@@ -86,7 +102,8 @@ class Kind:
             stages = 3 if ahead < room - 2**13 else 2
         else:
             how = replace(how, warps=16, chunks=-(-how.chunks // (2 if how.chunk * how.chunks > self.held else 1)))
-        same = replace(self, x=self.stat, momentum=2 * (self.momentum == 2), rounding=0)
+        momentum, dtype = (2, self.momentum_dtype) if self.momentum == 2 else (0, None)
+        same = Kind(self.stat, self.g, momentum, 0, self.aligned, dtype)
         return {"TILING": how, "STAGES": stages, "RAW": raw} | same._options(how.warps)
 
     def fold(self, raw: bool = False) -> dict[str, Any]:
@@ -95,7 +112,8 @@ class Kind:
 
     def measure(self) -> dict[str, Any]:
         """Return what `begin_step` and `measure` are launched with."""
-        return self._plain(self.x)._options(8)
+        dtype = torch.int8 if self.IN_BLOCKS else None  # tiles are others then
+        return replace(self._plain(self.x), momentum_dtype=dtype)._options(8)
 
     def between(self) -> dict[str, Any]:
         """Return what the kernels between the passes of a shard are launched with."""
@@ -108,7 +126,7 @@ class Kind:
             registers = 80 if self.x == self.g or not self.rounding else 128
             if self.x == self.g == torch.bfloat16 and not self.rounding:
                 registers = 64
-        kind = self if writes else replace(self, rounding=0)
+        kind = self if writes else replace(self, rounding=0, momentum_random=False)
         return {"WRITES": writes} | kind._options(8 if self.aligned else 16, registers)
 
     def _plain(self, dtype: torch.dtype) -> Kind:

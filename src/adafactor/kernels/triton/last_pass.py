@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import rates, sizes
+from adafactor.kernels.triton import rates
 from adafactor.kernels.triton.elements import at_least, divide, root, total
 from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
 from adafactor.kernels.triton.measure import differs
@@ -27,7 +27,7 @@ def copy(from_ptr, to_ptr, stride, first, end):
 def copy_factors(memory, x, first, first_col):
     """Take those numbers of R and C into the state that are of a tile on the edge of the matrix."""
     if (x.row_end > 0) & (first_col == 0):
-        end = tl.minimum(first + tl.where(x.m <= sizes.NARROW, LINES * (LINE // x.m), LINES), x.n)
+        end = tl.minimum(first + tl.where(x.is_narrow, LINES * (LINE // x.m), LINES), x.n)
         copy(memory.vectors_ptr + x.new_row, x.row_ptr, x.row_stride, first, end.to(tl.int32))
     if (x.col_end > 0) & (first == 0):
         end = tl.minimum(first_col + LINE, x.m)
@@ -75,7 +75,8 @@ def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
         s, scale = look_up_rates(memory, x, KIND), tl.full((), 1.0, KIND.STAT)
         if WRITES:
             rms_u, divisor = clip_divisor(memory, x, KIND)
-            scale = divide(tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT), divisor)
+            alpha = tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT)
+            scale = divide(scale if KIND.OF_DIRECTION else alpha, divisor)
         if not WRITES:
             u2, x2 = visit_any(memory, x, s, scale, first, first_col, KIND, NORMS)
             tl.store(memory.energies_ptr + number, u2)

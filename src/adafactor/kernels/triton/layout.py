@@ -9,8 +9,11 @@ import torch
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import Factored
+from adafactor.core.momentum import BLOCK
 from adafactor.kernels.memory_order import MemoryOrder, flat_order
 from adafactor.kernels.triton.sizes import ALIGNMENT
+
+LIKE_X = ("full", "momentum", "momentum_int8", "compensation")  # in the state, of X's shape
 
 
 def factored_axes(parameter: Parameter) -> tuple[int, int]:
@@ -36,6 +39,18 @@ def factors_along(parameter: Parameter) -> tuple[str, str]:
     return ("row", "col") if is_row else ("col", "row")
 
 
+def has_even_blocks(parameter: Parameter) -> bool:
+    """Whether every block of an int8 momentum is BLOCK elements in a row, but for the last one of a row."""
+    x, scale = parameter.x, parameter.state["momentum_scale"]
+    axis = scale.dim() - 1
+    if prod(x.shape[axis + 1 :]) > 1:  # a block is a few indices, with all that follows
+        return False
+    if isinstance(parameter.factoring, Factored):
+        return factored_axes(parameter)[1] == axis and scale.stride(axis) == 1
+    is_even = x.shape[axis] in (x.numel(), x.shape[axis] // BLOCK * BLOCK)
+    return is_even and x.is_contiguous() and scale.is_contiguous()
+
+
 def memory_order(parameter: Parameter) -> MemoryOrder | str:
     """The order of memory of an unfactored tensor, or why there is none."""
     return flat_order(tuple(parameter.x.shape), parameter.x.stride(), parameter.gradient.stride)
@@ -58,7 +73,7 @@ def matrix_offsets(shape: Sequence[int], strides: Sequence[int], axes: Sequence[
 def is_aligned(parameter: Parameter) -> bool:
     """Whether 16 bytes can be read at once everywhere, as far as it does not depend on the gradient's address."""
     x, form, state = parameter.x, parameter.gradient, parameter.state
-    same_shape = [state[key] for key in ("full", "momentum", "compensation") if key in state]
+    same_shape = [state[key] for key in LIKE_X if key in state]
     if any(t.data_ptr() % ALIGNMENT for t in (x, *same_shape)):
         return False
     if not isinstance(parameter.factoring, Factored):

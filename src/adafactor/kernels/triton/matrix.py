@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import rates
+from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import address, divide, number_at
 
 
@@ -48,12 +48,14 @@ class Matrix(NamedTuple):
     g_ptr: Any
     x_ptr: Any
     momentum_ptr: Any
+    scale_ptr: Any
     compensation_ptr: Any
     full_ptr: Any
     row_ptr: Any  # the state's R and C
     col_ptr: Any
     row_stride: Any
     col_stride: Any
+    scale_stride: Any
     new_row: Any  # where the new ones begin among the vectors, and their inverse roots among the inverses
     new_col: Any
     g_stride_p: Any
@@ -64,6 +66,7 @@ class Matrix(NamedTuple):
     m: Any
     row_end: Any  # n and m; without R or C, 0: 1.0 stands for it
     col_end: Any
+    is_narrow: Any  # a line of a tile consists of several rows
 
 
 class Rates(NamedTuple):
@@ -73,7 +76,8 @@ class Rates(NamedTuple):
     w2: Any  # 1 − β̂₂ₜ
     beta2: Any
     eps: Any  # ε₁
-    decay: Any  # 1 − ρₜ·λ
+    decay: Any  # of X, that weight decay leaves
+    alpha: Any  # αₜ, negative to maximise
     unscale: Any  # 1/scale
 
 
@@ -114,13 +118,15 @@ def look_up(memory, place, KIND: tl.constexpr):
         mean_ptr=memory.means_ptr + place,
         g_ptr=address(g_address, KIND.G, KIND.ALIGNED) + number_at(matrix_ptr + f.G_OFFSET, KIND),
         x_ptr=address(tensor_ptr + f.X, KIND.X, KIND.ALIGNED) + x_offset,
-        momentum_ptr=address(tensor_ptr + f.MOMENTUM, KIND.STAT, KIND.ALIGNED) + x_offset,
+        momentum_ptr=address(tensor_ptr + f.MOMENTUM, KIND.MOMENTUM, KIND.ALIGNED) + x_offset,
+        scale_ptr=address(tensor_ptr + f.SCALE, tl.float32, False) + tl.load(matrix_ptr + f.SCALE_OFFSET),
         compensation_ptr=address(tensor_ptr + f.COMPENSATION, KIND.X, KIND.ALIGNED) + x_offset,
         full_ptr=address(tensor_ptr + f.FULL, KIND.STAT, KIND.ALIGNED),
         row_ptr=address(tensor_ptr + f.ROW, KIND.STAT, False) + tl.load(matrix_ptr + f.ROW_OFFSET),
         col_ptr=address(tensor_ptr + f.COL, KIND.STAT, False) + tl.load(matrix_ptr + f.COL_OFFSET),
         row_stride=tl.load(tensor_ptr + f.ROW_STRIDE),
         col_stride=tl.load(tensor_ptr + f.COL_STRIDE),
+        scale_stride=tl.load(tensor_ptr + f.SCALE_STRIDE),
         new_row=tl.load(matrix_ptr + f.NEW_ROW),
         new_col=tl.load(matrix_ptr + f.NEW_COL),
         g_stride_p=number_at(tensor_ptr + f.G_STRIDE_P, KIND),
@@ -131,6 +137,7 @@ def look_up(memory, place, KIND: tl.constexpr):
         m=m,
         row_end=tl.where(tl.load(tensor_ptr + f.ROW) != 0, n, 0),
         col_end=col_end,
+        is_narrow=not KIND.IN_BLOCKS and m <= sizes.NARROW,
     )
 
 
@@ -143,5 +150,6 @@ def look_up_rates(memory, x, KIND: tl.constexpr):
         beta2=tl.load(x.note_ptr + f.BETA2).to(KIND.STAT),
         eps=tl.load(x.group_ptr + rates.EPS1).to(KIND.STAT),
         decay=tl.load(x.note_ptr + f.DECAY).to(KIND.STAT),
+        alpha=tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT),
         unscale=divide(1.0, tl.load(memory.scaling_ptr).to(KIND.STAT)),
     )

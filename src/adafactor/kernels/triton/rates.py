@@ -31,10 +31,13 @@ from adafactor.kernels.triton.elements import mix
     EPS1,
     EPS2,
     WEIGHT_DECAY,
+    DECAY_BY,  # what it is multiplied by, one of DECAYS_BY; a positive number lr₀: ρₜ²/lr₀
     SIGN,
     IGNORE,
-) = map(tl.constexpr, range(14))
+) = map(tl.constexpr, range(15))
 NUMBERS = tl.constexpr(16)
+BY_RHO, BY_ALPHA, BY_LR, BY_CONSTANT = map(tl.constexpr, range(0, -4, -1))
+DECAYS_BY = {"rho": BY_RHO, "alpha": BY_ALPHA, "lr": BY_LR, "constant": BY_CONSTANT}
 
 # All columns and sizes. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has
 # changed, but not when a module's attribute has. So every kernel names this constant.
@@ -60,10 +63,11 @@ def row_of(s: Settings) -> tuple[float, ...]:
         s.clip or 0.0,
         *s.eps,
         s.weight_decay,
+        DECAYS_BY[s.weight_decay_by].value if isinstance(s.weight_decay_by, str) else s.weight_decay_by,
         -1.0 if s.maximize else 1.0,
         s.on_nonfinite == "ignore",
     ]
-    return *map(float, row), 0.0, 0.0
+    return *map(float, row), 0.0
 
 
 @triton.jit
@@ -88,7 +92,10 @@ def write_rates(tensor_ptr, group_ptr, note_ptr):
     lr = tl.load(group_ptr + LR)
     rho = tl.where((tl.load(group_ptr + DECAYS) != 0) & (lr * lr * t > 1.0), 1.0 / tl.sqrt(t), lr)
     tl.store(note_ptr + f.RHO, rho)
-    tl.store(note_ptr + f.DECAY, 1.0 - rho * tl.load(group_ptr + WEIGHT_DECAY))
+    by = tl.load(group_ptr + DECAY_BY)
+    rate = tl.where(by == BY_LR, lr, tl.where(by == BY_CONSTANT, 1.0, rho))  # αₜ is not known yet
+    rate = tl.where(by > 0, rho * rho / tl.where(by > 0, by, 1.0), rate)
+    tl.store(note_ptr + f.SHARE, rate * tl.load(group_ptr + WEIGHT_DECAY))
     t_word, zero = t.to(tl.int64).to(tl.uint32), tl.full((), 0, tl.uint32)
     tl.store(note_ptr + f.KEY1, mix(t_word ^ tl.load(tensor_ptr + f.ROOT1).to(tl.uint32), zero).to(tl.float64))
     tl.store(note_ptr + f.KEY2, mix(t_word ^ tl.load(tensor_ptr + f.ROOT2).to(tl.uint32), zero).to(tl.float64))

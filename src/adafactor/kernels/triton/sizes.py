@@ -71,9 +71,9 @@ def unit_rows(n: int, m: int, itemsize: int, rows: int) -> int:
     return unit
 
 
-def tile_shape(m: int) -> tuple[int, int]:
-    """Return the rows and columns of a tile of the last pass."""
-    return (LINES * (LINE // m), m) if m <= NARROW else (LINES, LINE)
+def tile_shape(m: int, in_blocks: bool = False) -> tuple[int, int]:
+    """Return the rows and columns of a tile of the last pass; a row that has blocks of int8 begins a line."""
+    return (LINES * (LINE // m), m) if m <= NARROW and not in_blocks else (LINES, LINE)
 
 
 def checked(tiles: int) -> range:

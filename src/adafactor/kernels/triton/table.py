@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adafactor.core import momentum
 from adafactor.core.contract import Parameter
 from adafactor.core.rounding import roots
 from adafactor.core.sums import shrink_of
-from adafactor.kernels.memory_order import MemoryOrder, numbering
+from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.kind import Kind
 from adafactor.kernels.triton.layout import (
@@ -34,6 +35,13 @@ from adafactor.kernels.triton.sizes import (
     unit_rows,
 )
 
+IN_STATE = {
+    "step": f.STEP,
+    "momentum": f.MOMENTUM,
+    "momentum_int8": f.MOMENTUM,
+    "momentum_scale": f.SCALE,
+    "compensation": f.COMPENSATION,
+}  # and the columns of their addresses; there is a momentum of one kind
 GAP = 64  # elements: every vector in scratch begins at a multiple
 Row = dict[int, int]  # of a table: number by column; 0 where there is none
 
@@ -109,11 +117,9 @@ class Table:
         state, s, how = parameter.state, parameter.settings, self.tilings[parameter]
         root1, root2 = roots(s.seed, parameter.number)
         units, blocks = self.unit_count, self.block_count
-        row = {
+        row = {column: state[key].data_ptr() for key, column in IN_STATE.items() if key in state}
+        row |= {
             f.X: parameter.x.data_ptr(),
-            f.STEP: state["step"].data_ptr(),
-            f.MOMENTUM: state["momentum"].data_ptr() if s.beta1 else 0,
-            f.COMPENSATION: state["compensation"].data_ptr() if parameter.rounding == "kahan" else 0,
             f.GROUP: parameter.group,
             f.COUNT: parameter.factoring.count,
             f.ROOT1: root1,
@@ -131,7 +137,7 @@ class Table:
         """Describe a tensor as one matrix whose rows are lines of its memory."""
         x, first, step = parameter.x, 0, 0
         lines = -(-x.numel() // LINE)
-        if parameter.rounding == "stochastic":
+        if draws_words(parameter):
             order = memory_order(parameter)
             assert isinstance(order, MemoryOrder)
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
@@ -141,7 +147,7 @@ class Table:
         row = {f.FULL: parameter.state["full"].data_ptr(), f.N: lines, f.M: x.numel()}
         row |= {f.WHOLE_N: 1, f.WHOLE_M: 1}  # there are no means
         row |= {f.X_STRIDE_P: LINE, f.G_STRIDE_P: LINE, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
-        return row | {f.NUMBER_P: LINE * step, f.NUMBER_Q: step}
+        return row | {f.NUMBER_P: LINE * step, f.NUMBER_Q: step, f.SCALE_STRIDE: LINE // momentum.BLOCK}
 
     def _describe_matrices(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor and each matrix of its stack."""
@@ -152,18 +158,21 @@ class Table:
         for name, gone in ((along_p, q), (along_q, p)):
             strides[name] = list(state[name].stride()) if name in state else [0] * (x.dim() - 1)
             strides[name].insert(gone, 0)
+        scale = state["momentum_scale"].stride()[:-1] if self._kind.IN_BLOCKS else ()
+        strides["scale"] = [*scale, *[0] * (x.dim() - len(scale))]
         batch = [axis for axis in range(x.dim()) if axis not in (p, q)]
         origin = sum(a * b for a, b in zip(strides["number"], parameter.offset or (0,) * len(whole), strict=True))
-        names = ("x", "g", along_p, along_q, "number")
-        offsets = [matrix_offsets(x.shape, strides[name], batch) for name in names]
+        columns = {f.X_OFFSET: "x", f.G_OFFSET: "g", f.ROW_OFFSET: along_p, f.COL_OFFSET: along_q}
+        columns |= {f.SCALE_OFFSET: "scale", f.NUMBER: "number"}
+        offsets = [matrix_offsets(x.shape, strides[name], batch) for name in columns.values()]
         up_n, up_m = _up(n), _up(m)
         self.places[parameter] = Place(
             len(self._matrices), len(offsets[0]), self.vectors, self.vectors + up_n, up_n + up_m
         )
-        for x_offset, g_offset, row_offset, col_offset, first in zip(*offsets, strict=True):
-            matrix = {f.OF: number, f.X_OFFSET: x_offset, f.G_OFFSET: g_offset, f.NUMBER: origin + first}
-            matrix |= {f.ROW_OFFSET: row_offset, f.COL_OFFSET: col_offset}
-            matrix |= {f.NEW_ROW: self.vectors, f.NEW_COL: self.vectors + up_n}
+        for at in zip(*offsets, strict=True):
+            matrix = dict(zip(columns, at, strict=True))
+            matrix[f.NUMBER] += origin
+            matrix |= {f.OF: number, f.NEW_ROW: self.vectors, f.NEW_COL: self.vectors + up_n}
             self.vectors += up_n + up_m
             self._add_matrix(matrix, parameter, n, m if along_q in state else 0)
         return {
@@ -171,6 +180,7 @@ class Table:
             f.COL: state[along_q].data_ptr() if along_q in state else 0,
             f.ROW_STRIDE: strides[along_p][p],
             f.COL_STRIDE: strides[along_q][q],
+            f.SCALE_STRIDE: strides["scale"][p],
             f.N: n,
             f.M: m,
             f.WHOLE_N: whole[p],
@@ -203,7 +213,7 @@ class Table:
         for number in reversed(range(len(tensors))):
             row, begin = tensors[number], self.tile_count
             n, m = row[f.N], row[f.M]
-            height, width = (LINES, m) if f.FULL in row else tile_shape(m)
+            height, width = (LINES, m) if f.FULL in row else tile_shape(m, self._kind.IN_BLOCKS)
             while place and self._matrices[place - 1][f.OF] == number:
                 place -= 1
                 rows, cols = torch.arange(0, n, height).flip(0), torch.arange(0, m, width)

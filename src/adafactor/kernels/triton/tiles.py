@@ -27,6 +27,7 @@ from adafactor.kernels.triton.elements import (
     root,
     stochastic,
 )
+from adafactor.kernels.triton.momentum import BLOCK, Elements, keep, recall
 
 LINE, LINES = tl.constexpr(sizes.LINE), tl.constexpr(sizes.LINES)
 STEP, NORMS, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -34,23 +35,25 @@ WIDE, FOLDED, UNFACTORED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def write(x, s, offsets, mask, words, u, KIND: tl.constexpr):
-    """X·(1 − ρₜ·λ) − αₜ·Û, rounded as the settings say; return what was there and what is there now, as numbers."""
-    old = tl.load(x.x_ptr + offsets, mask=mask, other=0.0).to(KIND.STAT)
+def write(x, s, e, u, KIND: tl.constexpr):
+    """X·(1 − λ·ρₜ) − αₜ·Û, rounded as the settings say; return what was there and what is there now, as numbers."""
+    old = tl.load(x.x_ptr + e.offsets, mask=e.mask, other=0.0).to(KIND.STAT)
     if KIND.OF_UPDATE:
-        u = blend(tl.load(x.momentum_ptr + offsets, mask=mask, other=0.0), u, s.w1)
-        tl.store(x.momentum_ptr + offsets, u, mask=mask)
+        u = blend(recall(x, e, KIND), u, s.w1)
+        keep(x, e, u, KIND)
+        if KIND.OF_DIRECTION:
+            u = u * s.alpha
     exact = old
     if KIND.KAHAN:
-        lost = tl.load(x.compensation_ptr + offsets, mask=mask, other=0.0).to(KIND.STAT)
+        lost = tl.load(x.compensation_ptr + e.offsets, mask=e.mask, other=0.0).to(KIND.STAT)
         exact = old + remainder(lost, old, KIND.X)
     exact = exact * s.decay - u
-    new = stochastic(exact, words, KIND.X) if KIND.STOCHASTIC else narrow(exact, KIND.X)
-    tl.store(x.x_ptr + offsets, new, mask=mask)
+    new = stochastic(exact, e.words, KIND.X) if KIND.STOCHASTIC else narrow(exact, KIND.X)
+    tl.store(x.x_ptr + e.offsets, new, mask=e.mask)
     value = new.to(KIND.STAT)
     if KIND.KAHAN:
         lost = tl.where(tl.abs(value) < float("inf"), exact - value, 0.0)
-        tl.store(x.compensation_ptr + offsets, narrow(lost, KIND.X), mask=mask)
+        tl.store(x.compensation_ptr + e.offsets, narrow(lost, KIND.X), mask=e.mask)
     return old, value
 
 
@@ -62,7 +65,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
         ΣX² before and after (STEP), ΣU² and ΣX² (NORMS), or ΣX² as STEP makes it and in double (SQUARES).
     """
     # whatever the goal: the sums are the same
-    ROWS: tl.constexpr = 2 if FORM == UNFACTORED or KIND.STAT == tl.float64 else 4
+    ROWS: tl.constexpr = min(KIND.LINES_AT_ONCE, 2) if FORM == UNFACTORED else KIND.LINES_AT_ONCE
     lane, line = tl.arange(0, LINE), tl.arange(0, ROWS)
     # of a line: how many rows there are, and the row and column of each element
     fold, row, cols = 1, 0, first_col + lane
@@ -90,7 +93,8 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
     # a line's first elements are moved on by additions: a product of 64 bits is three instructions
     start = (first + line * fold).to(tl.int64)
     x_start, g_start = start * x.x_stride_p, start * x.g_stride_p
-    if GOAL == STEP and KIND.STOCHASTIC:
+    scale_start, blocks = start * x.scale_stride, first_col // BLOCK + tl.arange(0, LINE // BLOCK)
+    if GOAL == STEP and KIND.RANDOM:
         key1 = tl.load(x.note_ptr + f.KEY1).to(tl.int64).to(tl.uint32)
         key2 = tl.load(x.note_ptr + f.KEY2).to(tl.int64).to(tl.uint32)
         number_p, number_q = tl.load(x.tensor_ptr + f.NUMBER_P), tl.load(x.tensor_ptr + f.NUMBER_Q).to(tl.int32)
@@ -109,6 +113,15 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
             mask = (rows[:, None] + row[None, :] < x.n) & inside[None, :]
         else:
             mask = (rows < x.n)[:, None] & inside[None, :]
+        scale_offsets = scale_start[:, None] + blocks[None, :]
+        scale_mask = (rows < x.n)[:, None] & (blocks * BLOCK < x.m)[None, :]
+        if FORM == UNFACTORED:
+            scale_mask = scale_offsets * BLOCK < x.m
+        words = None
+        if GOAL == STEP and KIND.RANDOM:
+            words = random_words(number[:, None], across_number.to(tl.uint32)[None, :], key1, key2)
+            number += ROWS * fold * number_p
+        e = Elements(x_offsets, mask, scale_offsets, scale_mask, words)
         if GOAL != SQUARES:
             g = tl.load(x.g_ptr + g_offsets, mask=mask, other=0.0).to(KIND.STAT)
             if FORM == UNFACTORED or KIND.OF_GRADIENT:
@@ -124,16 +137,12 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
             else:
                 r = tl.load(memory.inverses_ptr + x.new_row + rows, mask=rows < x.n, other=1.0)[:, None]
             if KIND.OF_GRADIENT:
-                g = blend(tl.load(x.momentum_ptr + x_offsets, mask=mask, other=0.0), g, s.w1)
+                g = blend(recall(x, e, KIND), g, s.w1)
                 if GOAL == STEP:
-                    tl.store(x.momentum_ptr + x_offsets, g, mask=mask)
+                    keep(x, e, g, KIND)
             u = g * r * c
         if GOAL == STEP:
-            words = u
-            if KIND.STOCHASTIC:
-                words = random_words(number[:, None], across_number.to(tl.uint32)[None, :], key1, key2)
-                number += ROWS * fold * number_p
-            old, new = write(x, s, x_offsets, mask, words, u, KIND)
+            old, new = write(x, s, e, u, KIND)
             first_sum, second_sum = tl.fma(old, old, first_sum), tl.fma(new, new, second_sum)
         else:
             value = tl.load(x.x_ptr + x_offsets, mask=mask, other=0.0).to(KIND.STAT)
@@ -141,6 +150,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
             first_sum, second_sum = tl.fma(a, a, first_sum), tl.fma(wide, wide, second_sum)
         x_start += ROWS * fold * x.x_stride_p
         g_start += ROWS * fold * x.g_stride_p
+        scale_start += ROWS * fold * x.scale_stride
     # in double, so that the sum is the same whatever the compiler takes for the best order
     return tl.sum(tl.sum(first_sum.to(tl.float64), 1), 0), tl.sum(tl.sum(second_sum.to(tl.float64), 1), 0)
 
@@ -151,7 +161,7 @@ def visit_any(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: t
     first_sum, second_sum = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     if tl.load(x.tensor_ptr + f.FULL) != 0:
         first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, UNFACTORED)
-    elif x.m <= sizes.NARROW:
+    elif x.is_narrow:
         first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, FOLDED)
     else:
         first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, WIDE)

@@ -20,6 +20,7 @@ do not depend on the number of threads, and their sums are added in one order, s
 |---|---|
 | `jobs` | the record of a tensor, its chunks, its lines, its scratch |
 | `intrinsics`, `elements`, `lines` | instructions; numbers; the innermost loops |
+| `momentum` | a momentum in int8, read and rounded block by block |
 | `moments`, `energy`, `factors`, `apply`, `carry` | what is done in each phase |
 | `parts` | these compiled for the types of a tensor |
 | `compiling`, `machine_code` | from Python to machine code; kept on disk, loaded from there |

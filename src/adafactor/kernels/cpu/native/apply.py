@@ -102,10 +102,13 @@ def _step_two(
         room1 = room_at(scratch, 3, size, len(part0.x), kind.stat)
         m0 = momentum.load(job, part0, part0.m, room0.m)
         m1 = momentum.load(job, part1, part1.m, room1.m)
-        x2, new_x2 = lines.descend_two(part0, part1, m0, m1, row0, row1, jobs.averages_updates(job), rates)
+        averaged = jobs.averages_updates(job)
+        draws0 = lines.draws_of(job, part0.element, part0.step)
+        draws1 = lines.draws_of(job, part1.element, part1.step)
+        x2, new_x2 = lines.descend_two(part0, part1, m0, m1, row0, row1, averaged, rates, draws0, draws1)
         if phase == jobs.APPLY:
-            momentum.store(job, part0, part0.m, m0, room0.words)
-            momentum.store(job, part1, part1.m, m1, room0.words)
+            momentum.store(job, part0, part0.m, m0, draws0)
+            momentum.store(job, part1, part1.m, m1, draws1)
         before += x2
         after += new_x2
     return before, after
@@ -138,7 +141,7 @@ def apply_one_by_one(job: Job, phase: int, chunk: int, scratch: int, kind: Kind)
 @summing
 def apply_rounded(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Step a chunk of X that is rounded stochastically or with compensation."""
-    _apply_line_by_line(job, phase, chunk, scratch, jobs.tile_length(job), _step_rounded, kind)
+    _apply_line_by_line(job, phase, chunk, scratch, jobs.room_length(job), _step_rounded, kind)
 
 
 @summing
@@ -161,19 +164,19 @@ def _apply_line_by_line(
 @exactly
 def _step_in_place(job: Job, part: Stretch, row: Scale, rates: Rates, room: Room) -> None:
     """Step a stretch of X."""
-    m = momentum.load(job, part, part.m, room.m)
-    lines.descend(part.x, m, part, row, jobs.averages_updates(job), rates)
-    momentum.store(job, part, part.m, m, room.words)
+    m, draws = momentum.load(job, part, part.m, room.m), lines.draws_of(job, part.element, part.step)
+    lines.descend(part.x, m, part, row, jobs.averages_updates(job), rates, draws)
+    momentum.store(job, part, part.m, m, draws)
 
 
 @exactly
 def _step_rounded(job: Job, part: Stretch, row: Scale, rates: Rates, room: Room) -> None:
     """Step a stretch of X by way of numbers to compute with."""
     _load(job, room.x, part)
-    m = momentum.load(job, part, part.m, room.m)
-    lines.descend(room.x, m, part, row, jobs.averages_updates(job), rates)
+    m, draws = momentum.load(job, part, part.m, room.m), lines.draws_of(job, part.element, part.step)
+    lines.descend(room.x, m, part, row, jobs.averages_updates(job), rates, draws)
     _store(job, part, room)
-    momentum.store(job, part, part.m, m, room.words)
+    momentum.store(job, part, part.m, m, draws)
 
 
 @exactly
@@ -214,7 +217,7 @@ def apply_unfactored_rounded(job: Job, phase: int, chunk: int, scratch: int, kin
 def _apply_flat(job: Job, chunk: int, scratch: int, step: Callable[..., None], kind: Kind) -> None:
     """Step the blocks of an unfactored X that begin in a chunk, a few at a time, and each line's for themselves."""
     _, start, stop = jobs.span(job, chunk)
-    i, stop, size = jobs.next_block(job, start), jobs.next_block(job, stop), max(1, jobs.TILE // job.block) * job.block
+    i, stop, size = jobs.next_block(job, start), jobs.next_block(job, stop), jobs.TILE if job.block == 1 else job.block
     while i < stop:
         width = min(size, job.block_line - i % job.block_line, stop - i)
         step(job, jobs.flat_at(job, i, width, kind), room_at(scratch, 0, size, width, kind.stat))
@@ -224,16 +227,16 @@ def _apply_flat(job: Job, chunk: int, scratch: int, step: Callable[..., None], k
 @exactly
 def _step_flat_in_place(job: Job, flat: Flat, room: Room) -> None:
     """Step a stretch of an unfactored X."""
-    m = momentum.load(job, flat, flat.m, room.m)
-    lines.descend_unfactored(flat.x, m, flat, job)
-    momentum.store(job, flat, flat.m, m, room.words)
+    m, draws = momentum.load(job, flat, flat.m, room.m), lines.draws_of(job, flat.element, flat.step)
+    lines.descend_unfactored(flat.x, m, flat, job, draws)
+    momentum.store(job, flat, flat.m, m, draws)
 
 
 @exactly
 def _step_flat_rounded(job: Job, flat: Flat, room: Room) -> None:
     """Step a stretch of an unfactored X by way of numbers to compute with."""
     _load(job, room.x, flat)
-    m = momentum.load(job, flat, flat.m, room.m)
-    lines.descend_unfactored(room.x, m, flat, job)
+    m, draws = momentum.load(job, flat, flat.m, room.m), lines.draws_of(job, flat.element, flat.step)
+    lines.descend_unfactored(room.x, m, flat, job, draws)
     _store(job, flat, room)
-    momentum.store(job, flat, flat.m, m, room.words)
+    momentum.store(job, flat, flat.m, m, draws)

@@ -10,6 +10,9 @@ elsewhere is noticed while X is stepped, as the loop also sums what it finds: th
 between the right step and the one that was taken (√n = 1000 leaves an error of 1e-4 of one step), and the next step
 measures. A step after loading a checkpoint measures, too, and gets the same bits as the one that carries.
 
+A momentum of fewer bits is corrected as it was rounded. So is a step by the momentum of the direction: where somebody
+has written to X like this, it is off by what rounding that momentum takes away, times the difference.
+
 A rank cannot correct a shard alone: the other ranks have stepped with the same total. So what was written to a shard
 behind torch's back, and not to the heaviest lines, makes one step too long or too short by the share that it has in
 RMS(X); the total that is carried on from there is right again.
@@ -107,9 +110,10 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
                 part = jobs.stretch_at(job, of, line, q, size, kind)
                 room = room_at(scratch, 1, size, len(part.x), kind.stat)
                 m = momentum.load(job, part, part.m, room.m)
+                draws = lines.draws_of(job, part.element, part.step)
                 if is_other_decay or of_m != 0:
-                    lines.descend(part.x, m, part, row, averaged, decay)
-                lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one))
+                    lines.descend(part.x, m, part, row, averaged, decay, draws)
+                lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one), draws)
                 if averaged and of_u != 0:
-                    lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one))
-                    momentum.store(job, part, part.m, m, room.words)
+                    lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one), draws)
+                    momentum.store(job, part, part.m, m, draws)

@@ -64,6 +64,21 @@ def _stochastic_half(value: Any, word: Any, like: Any) -> Any:
     return np.int16(np.uint16(half | sign))
 
 
+def stored(value: Any, word: Any, at_random: Any, like: Any) -> Any:
+    """Round one number of a momentum, at random by the upper half of its word, or to nearest."""
+
+
+@overload(stored, strict=False, jit_options=OPTIONS)
+def _stored(value: Any, word: Any, at_random: Any, like: Any) -> Any:
+    if like != types.uint16:
+        return lambda value, word, at_random, like: value  # as computed
+
+    def rounded(value: Any, word: Any, at_random: Any, like: Any) -> Any:
+        return stochastic(value, np.uint32(word >> np.uint32(16)), like) if at_random else narrow(value, like)
+
+    return rounded
+
+
 def is_remainder(kept: Any, value: Any, like: Any) -> Any:
     """Say whether rounding can have taken this away from a number, as `rounding.remainder` does."""
 

@@ -336,12 +336,18 @@ def tile_length(job: Job) -> int:
 
 
 @summing
+def room_length(job: Job) -> int:
+    """Return how many numbers are computed with at a time where they are not in place: a tile, or an int8 block."""
+    return job.block if job.momentum_format == INT8 else tile_length(job)
+
+
+@summing
 def stretch_length(job: Job) -> int:
     """Return how many numbers of a line are looked at together.
 
-    They are WIDTH, or a tile where slices are short (K > 1) or the momentum is computed with elsewhere.
+    They are WIDTH, or a tile where slices are short (K > 1), or a block of the momentum.
     """
-    return WIDTH if job.K == 1 and job.momentum_format == AS_COMPUTED else tile_length(job)
+    return WIDTH if job.K == 1 and job.momentum_format != INT8 else room_length(job)
 
 
 @as_written

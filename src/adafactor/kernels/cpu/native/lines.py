@@ -12,12 +12,13 @@ import numpy as np
 
 from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.compiling import as_written, exactly, summing
-from adafactor.kernels.cpu.native.elements import is_remainder, mix, stochastic
+from adafactor.kernels.cpu.native.elements import is_remainder, mix, stochastic, stored
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, view, widen
 from adafactor.kernels.cpu.native.jobs import Flat, Job, Line, Stretch
 
 Scale = float | Array
 Four = tuple[Array, Array, Array, Array]
+SPREAD = np.uint32(0x9E3779B1)  # spreads the upper half of an element's number, as in `rounding.random_words`
 
 
 class Rates(NamedTuple):
@@ -28,6 +29,21 @@ class Rates(NamedTuple):
     rate: float
     decay: float
     apply_factor: float  # of 1/√R: 0 in a step of length zero, else 1
+
+
+class Draws(NamedTuple):
+    """What the random words of a stretch are made of: the lower half of its first element's number, and what is added.
+
+    The upper half makes the salt. It changes once in a stretch at most, where the lower half falls below the first: by
+    `change`, which, unlike a choice of two salts, LLVM leaves in 32 bits.
+    """
+
+    low: np.uint32
+    step: np.uint32
+    salt: np.uint32
+    change: np.uint32
+    key2: np.uint32
+    at_random: bool  # else no words are needed
 
 
 # ---- sums of squares
@@ -166,17 +182,37 @@ def blend(m: Array, g: Array, weight: float) -> None:
         m[j] = average(m[j], widen(g[j], weight), weight)
 
 
+@as_written
+def draws_of(job: Job, element: int, step: int) -> Draws:
+    """Return what the random words of a momentum's stretch are made of."""
+    high = element >> 32
+    salt = np.uint32(np.uint32(np.uint32(high) * SPREAD) ^ np.uint32(job.key1))
+    next_salt = np.uint32(np.uint32(np.uint32(high + 1) * SPREAD) ^ np.uint32(job.key1))
+    low, change = np.uint32(element), np.uint32(salt ^ next_salt)
+    return Draws(low, np.uint32(step), salt, change, np.uint32(job.key2), job.rounds_momentum_at_random != 0)
+
+
+@as_written
+def word_of(low: np.uint32, draws: Draws) -> Any:
+    """Return the random word of the element with this lower half of its number."""
+    change = draws.change if low < draws.low else np.uint32(0)
+    return mix(np.uint32(np.uint32(low ^ draws.salt) ^ change), draws.key2)
+
+
 @exactly
-def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates) -> None:
+def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates, draws: Draws) -> None:
     """Step a stretch of a line: X·decay − scale·U, or X·decay − rate·M. What to compute with is in `x` and `m`.
 
     The scale comes last: with 1/√R alone it may leave float32 where U does not.
     """
-    g, col, decay = part.g, part.col, rates.decay
+    g, col, decay, low = part.g, part.col, rates.decay, draws.low
     if averaged:
         for j in range(len(x)):
-            m[j] = average(m[j], update_of(g[j], pick(row, j), col[j], decay) * rates.scale, rates.w1)
-            x[j] = narrow(stepped(widen(x[j], decay), decay, scaled(m[j], rates.rate)), x[j])
+            u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
+            new = average(widen(m[j], decay), u, rates.w1)
+            m[j] = stored(new, word_of(low, draws), draws.at_random, m[j])
+            low = np.uint32(low + draws.step)
+            x[j] = narrow(stepped(widen(x[j], decay), decay, scaled(new, rates.rate)), x[j])
     else:
         for j in range(len(x)):
             u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
@@ -185,7 +221,16 @@ def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates
 
 @summing
 def descend_two(
-    part0: Stretch, part1: Stretch, m0: Array, m1: Array, row0: Scale, row1: Scale, averaged: bool, rates: Rates
+    part0: Stretch,
+    part1: Stretch,
+    m0: Array,
+    m1: Array,
+    row0: Scale,
+    row1: Scale,
+    averaged: bool,
+    rates: Rates,
+    draws0: Draws,
+    draws1: Draws,
 ) -> tuple[float, float]:
     """Step two lines that lie far apart, with momenta to compute with; return ΣX² before and after.
 
@@ -194,13 +239,16 @@ def descend_two(
     """
     x0, g0, col = part0.x, part0.g, part0.col
     x1, g1, decay = part1.x, part1.g, rates.decay
-    before, after = narrow(0.0, decay), narrow(0.0, decay)
+    before, after, low0, low1 = narrow(0.0, decay), narrow(0.0, decay), draws0.low, draws1.low
     for j in range(len(col)):
         u0 = update_of(g0[j], pick(row0, j), col[j], decay) * rates.scale
         u1 = update_of(g1[j], pick(row1, j), col[j], decay) * rates.scale
         if averaged:
-            u0, u1 = average(m0[j], u0, rates.w1), average(m1[j], u1, rates.w1)
-            m0[j], m1[j] = u0, u1
+            u0 = average(widen(m0[j], decay), u0, rates.w1)
+            u1 = average(widen(m1[j], decay), u1, rates.w1)
+            m0[j] = stored(u0, word_of(low0, draws0), draws0.at_random, m0[j])
+            m1[j] = stored(u1, word_of(low1, draws1), draws1.at_random, m1[j])
+            low0, low1 = np.uint32(low0 + draws0.step), np.uint32(low1 + draws1.step)
             u0, u1 = u0 * rates.rate, u1 * rates.rate
         a, b = widen(x0[j], decay), widen(x1[j], decay)
         before += a * a + b * b
@@ -238,7 +286,7 @@ def draw(words: Array, first: int, step: int, key1: np.uint32, key2: np.uint32) 
     while start < len(words):
         number = first + start * step
         until_change = (0xFFFFFFFF - (number & 0xFFFFFFFF)) // max(step, 1) + 1
-        salt = np.uint32(np.uint32(np.uint32(number >> 32) * np.uint32(0x9E3779B1)) ^ key1)
+        salt = np.uint32(np.uint32(np.uint32(number >> 32) * SPREAD) ^ key1)
         _draw_with_salt(words[start : start + until_change], np.uint32(number), np.uint32(step), salt, key2)
         start += until_change
 
@@ -305,23 +353,25 @@ def energy_of_unfactored(flat: Flat, job: Job, dtype: Any) -> tuple[float, float
 
 
 @exactly
-def descend_unfactored(x: Array, m: Array, flat: Flat, job: Job) -> None:
+def descend_unfactored(x: Array, m: Array, flat: Flat, job: Job, draws: Draws) -> None:
     """Step V̂ in the state, and X and the momentum, whose numbers to compute with are in `x` and `m`."""
     g, v = flat.g, flat.v
     w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
     scale, decay, rate = narrow(job.scale, v[0]), narrow(job.decay, v[0]), narrow(job.rate, v[0])
     of_gradient, of_update = job.momentum == jobs.OF_GRADIENT, jobs.averages_updates(job)
     keep, fade = keep_and_fade(job, v[0])
+    low = draws.low
     for j in range(len(v)):
         a = widen(g[j], eps1)
         v[j] = averaged_square(v[j], a, keep, fade, w2, eps1)
         if of_gradient:
-            a = average(m[j], a, w1)
-            m[j] = a
+            a = average(widen(m[j], eps1), a, w1)
+            m[j] = stored(a, low, False, m[j])
         u = a / root(v[j]) * scale
         if of_update:
-            u = average(m[j], u, w1)
-            m[j] = u
+            u = average(widen(m[j], eps1), u, w1)
+            m[j] = stored(u, word_of(low, draws), draws.at_random, m[j])
+            low = np.uint32(low + draws.step)
             u = scaled(u, rate)
         x[j] = narrow(stepped(widen(x[j], eps1), decay, u), x[j])
 

@@ -1,6 +1,6 @@
-"""A momentum that is stored in bfloat16 or int8: read to compute with, and rounded to be stored.
+"""A momentum that is stored in int8: read to compute with, and rounded to be stored, block by block.
 
-As `core/momentum.py` has it, to the bit. A momentum that is stored as it is computed is used where it lies.
+As `core/momentum.py` has it, to the bit. Every other momentum is used where it lies: `elements.stored` rounds it.
 """
 
 from __future__ import annotations
@@ -12,105 +12,67 @@ from numba import types
 from numba.extending import overload
 
 from adafactor.core.momentum import MOST, TINY
-from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native import lines
 from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written
-from adafactor.kernels.cpu.native.elements import stochastic
-from adafactor.kernels.cpu.native.intrinsics import Array, narrow, view, widen
+from adafactor.kernels.cpu.native.intrinsics import Array, view, widen
 from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
+from adafactor.kernels.cpu.native.lines import Draws
 
 UNIT = 2.0**-16  # of the upper half of a random word, as a chance from 0 to 1
 Part = Stretch | Flat
 
 
 def load(job: Job, part: Part, m: Array, values: Array) -> Array:
-    """Return the momentum of a stretch to compute with: `m`, as it is stored, if it is so, else `values`, filled."""
+    """Return the momentum of a stretch to compute with: `m`, as it is stored, or in place of int8 `values`, filled."""
     return values  # in compiled code, what follows takes its place
 
 
 @overload(load, strict=False, jit_options=OPTIONS)
 def _load(job: Any, part: Any, m: Any, values: Any) -> Any:
-    if m.dtype not in (types.uint16, types.int8):
+    if m.dtype != types.int8:
         return lambda job, part, m, values: m
-    read = _load_bfloat16 if m.dtype == types.uint16 else _load_int8
 
-    def read_and_return(job: Job, part: Part, m: Array, values: Array) -> Array:
-        read(job, part, values)
+    def decode(job: Job, part: Part, m: Array, values: Array) -> Array:
+        _decode(job, part, values)
         return values
 
-    return read_and_return
+    return decode
 
 
-def store(job: Job, part: Part, m: Array, values: Array, words: Array) -> None:
-    """Round the momentum of a stretch from `values` to `m`, if it is not stored as it is computed.
-
-    At random it is by the upper half of the words; where X is rounded at random, those are here already.
-    """
+def store(job: Job, part: Part, m: Array, values: Array, draws: Draws) -> None:
+    """Round an int8 momentum from `values` to `m`."""
 
 
 @overload(store, strict=False, jit_options=OPTIONS)
-def _store(job: Any, part: Any, m: Any, values: Any, words: Any) -> Any:
-    if m.dtype not in (types.uint16, types.int8):
-        return lambda job, part, m, values, words: None
-    write = _store_bfloat16 if m.dtype == types.uint16 else _store_int8
-
-    def draw_and_write(job: Job, part: Part, m: Array, values: Array, words: Array) -> None:
-        if job.rounds_momentum_at_random and job.rounding != jobs.STOCHASTIC:
-            lines.draw(words, part.element, part.step, np.uint32(job.key1), np.uint32(job.key2))
-        write(job, part, values, words)
-
-    return draw_and_write
-
-
-# ---- bfloat16
+def _store(job: Any, part: Any, m: Any, values: Any, draws: Any) -> Any:
+    if m.dtype != types.int8:
+        return lambda job, part, m, values, draws: None
+    return lambda job, part, m, values, draws: _encode(job, part, values, draws)
 
 
 @as_written
-def _load_bfloat16(job: Job, part: Part, values: Array) -> None:
-    lines.load(values, part.m)
+def _decode(job: Job, part: Part, values: Array) -> None:
+    """Fill a block of numbers, or a shorter one at the end of a line."""
+    integers, scale = part.m, widen(view(job.m_scales, part.first_scale, 1, np.float32)[0], values[0])
+    for j in range(len(values)):
+        values[j] = widen(integers[j], scale) * scale
 
 
 @as_written
-def _store_bfloat16(job: Job, part: Part, values: Array, words: Array) -> None:
-    m = part.m
-    if job.rounds_momentum_at_random:
-        for j in range(len(m)):
-            m[j] = stochastic(values[j], np.uint32(words[j] >> np.uint32(16)), m[j])
+def _encode(job: Job, part: Part, values: Array, draws: Draws) -> None:
+    """Round a block of numbers."""
+    integers, scale, low = part.m, view(job.m_scales, part.first_scale, 1, np.float32), draws.low
+    largest = _largest(values)
+    scale[0] = largest / np.float32(MOST)
+    inverse = np.float32(MOST) / largest if largest > 0 else np.float32(0.0)
+    if draws.at_random:
+        for j in range(len(values)):
+            chance = np.float32(np.uint32(lines.word_of(low, draws) >> np.uint32(16))) * np.float32(UNIT)
+            integers[j] = _as_int8(np.float32(values[j]) * inverse + chance)
+            low = np.uint32(low + draws.step)
     else:
-        for j in range(len(m)):
-            m[j] = narrow(values[j], m[j])
-
-
-# ---- int8, block by block
-
-
-@as_written
-def _load_int8(job: Job, part: Part, values: Array) -> None:
-    size = job.block
-    scales = view(job.m_scales, part.first_scale, -(-len(values) // size), np.float32)
-    for i in range(len(scales)):
-        integers, block = part.m[i * size : (i + 1) * size], values[i * size : (i + 1) * size]
-        scale = widen(scales[i], values[0])
-        for j in range(len(block)):
-            block[j] = widen(integers[j], scale) * scale
-
-
-@as_written
-def _store_int8(job: Job, part: Part, values: Array, words: Array) -> None:
-    size = job.block
-    scales = view(job.m_scales, part.first_scale, -(-len(values) // size), np.float32)
-    for i in range(len(scales)):
-        integers, block = part.m[i * size : (i + 1) * size], values[i * size : (i + 1) * size]
-        largest = _largest(block)
-        scales[i] = largest / np.float32(MOST)
-        inverse = np.float32(MOST) / largest if largest > 0 else np.float32(0.0)
-        if job.rounds_momentum_at_random:
-            random = words[i * size : (i + 1) * size]
-            for j in range(len(block)):
-                chance = np.float32(np.uint32(random[j] >> np.uint32(16))) * np.float32(UNIT)
-                integers[j] = _as_int8(np.float32(block[j]) * inverse + chance)
-        else:
-            for j in range(len(block)):
-                integers[j] = _as_int8(np.float32(block[j]) * inverse + np.float32(0.5))
+        for j in range(len(values)):
+            integers[j] = _as_int8(np.float32(values[j]) * inverse + np.float32(0.5))
 
 
 @as_written

@@ -1,0 +1,160 @@
+"""The momentum in bfloat16 and int8, of the update, the gradient and the direction, beside eager PyTorch."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adafactor import Adafactor
+from adafactor.core import momentum
+from tests.interpreted.guarded import random_steps, starts, train
+
+BACKENDS = ("triton", "eager")
+F16, B16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+# narrow, with two elements in the last block; beyond a line, and again uneven; a stack; whole blocks; kept as it is
+SHAPES = [(37, 130), (10, 700), (3, 11, 200), (16, 384), (31,)]
+
+
+def read(state: dict[str, Tensor], axis: int) -> tuple[Tensor, Tensor]:
+    """The momentum as numbers, and the distance of neighbours in its format."""
+    if "momentum" in state:
+        value = state["momentum"].double()
+        unit = torch.finfo(state["momentum"].dtype).eps * value.abs()
+        return value, unit if state["momentum"].dtype == B16 else 1e-5 * value.abs().max().expand_as(value)
+    blocks = momentum.Blocks(axis, momentum.BLOCK)
+    one = torch.ones_like(state["momentum_int8"])
+    value, unit = (momentum.decode(t, state["momentum_scale"], blocks).double() for t in (state["momentum_int8"], one))
+    return value, unit
+
+
+def check(begin: list[Tensor], grads: list[list[Tensor | None]], **keywords: Any) -> Adafactor:
+    """Compare all of X and the momentum: a number near the border may be rounded either way, seldom."""
+    (ours, optimizer), (theirs, other) = (train(begin, grads, name, **keywords) for name in BACKENDS)
+    states = zip(_states(optimizer), _states(other), strict=True)
+    for a, b, start, (one, two) in zip(ours, theirs, begin, states, strict=True):
+        (m, unit), (expected, _) = read(one, a.dim() - 1), read(two, a.dim() - 1)
+        error = (m - expected).abs()
+        assert (error <= 1.02 * unit.max()).all() and (error > 0.02 * unit + 1e-12).double().mean() < 0.02, keywords
+        if "momentum_scale" in one:
+            torch.testing.assert_close(one["momentum_scale"], two["momentum_scale"], rtol=1e-5, atol=0)
+        travelled = (b.double() - start.double()).abs().max()
+        error, grain = (a.double() - b.double()).abs(), torch.finfo(a.dtype).eps * b.abs().double()
+        is_off = error > 1e-4 * travelled + (0 if a.dtype.itemsize > 2 else 0.01) * grain
+        assert is_off.double().mean() < 0.02 and (error <= 0.02 * travelled + 2.02 * grain).all(), keywords
+        assert torch.equal(one["step"], two["step"])
+    return optimizer
+
+
+def _states(optimizer: Adafactor) -> list[dict[str, Tensor]]:
+    return [optimizer.state[p] for p in optimizer.param_groups[0]["params"]]
+
+
+@pytest.mark.parametrize(("of", "dtype"), [*product(["update", "gradient", "direction"], ["bfloat16", "int8"])])
+def test_every_momentum_in_every_format(of: str, dtype: str) -> None:
+    begin = starts(SHAPES)
+    check(begin, random_steps(begin, 3), beta1=0.9, momentum_of=of, momentum_dtype=dtype, weight_decay=0.1)
+
+
+X_AND_ROUNDING = [(F32, "nearest"), (F64, "nearest"), (B16, "stochastic"), (B16, "kahan"), (F16, "stochastic")]
+
+
+@pytest.mark.parametrize(("x", "rounding"), X_AND_ROUNDING, ids=str)
+@pytest.mark.parametrize(("dtype", "to"), [*product(["bfloat16", "int8"], ["stochastic", "nearest"])])
+def test_every_dtype_and_rounding_of_x(x: torch.dtype, rounding: str, dtype: str, to: str) -> None:
+    begin = starts(SHAPES[1:3], x)
+    keywords = {"rounding": rounding, "momentum_dtype": dtype, "momentum_rounding": to, "lr": 0.1, "lr_decay": None}
+    check(begin, random_steps(begin, 2), beta1=0.9, momentum_of="direction", maximize=True, **keywords)
+
+
+@pytest.mark.parametrize("of", ["update", "gradient", "direction"])
+def test_every_momentum_of_a_tensor_whose_v_is_kept_whole(of: str) -> None:
+    """Blocks are of whole lines of memory; a single row may end within a block."""
+    begin = starts([(33, 384), (1, 5000), (40, 128)])
+    for dtype in ("bfloat16", "int8"):
+        check(begin, random_steps(begin, 2), beta1=0.9, momentum_of=of, momentum_dtype=dtype, factored=False)
+
+
+@pytest.mark.parametrize("estimator", ["row", "column"])
+def test_every_estimator(estimator: str) -> None:
+    begin = starts([(37, 130), (8, 640)])
+    check(begin, random_steps(begin, 2), beta1=0.9, momentum_dtype="int8", factored=estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["update", "gradient"])
+def test_rows_of_every_length(of: str) -> None:
+    """Those that are held by several programs, too, and those whose chunks are shorter than a block."""
+    begin = starts([(32, 128), (20, 256), (9, 520), (3, 4112), (2, 16400), (2, 16403)])
+    check(begin, random_steps(begin, 2), beta1=0.9, momentum_of=of, momentum_dtype="int8")
+
+
+def test_the_bits_do_not_depend_on_what_is_beside_a_tensor() -> None:
+    keywords: dict[str, Any] = {"beta1": 0.9, "momentum_dtype": "int8"}
+    begin = starts([(37, 130), (3, 11, 200), (31,)])
+    together, optimizer = train(begin, random_steps(begin, 2), **keywords)
+    alone, other = train(begin[:1], [step[:1] for step in random_steps(begin, 2)], **keywords)
+    assert torch.equal(together[0], alone[0])
+    assert all(torch.equal(value, _states(other)[0][key]) for key, value in _states(optimizer)[0].items())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("of", ["update", "gradient"])
+def test_a_step_that_is_not_taken_leaves_every_bit(of: str, dtype: str) -> None:
+    begin = starts([(37, 130), (16, 384)])
+    steps = random_steps(begin, 2)
+    bad = steps[1][0]
+    assert bad is not None
+    bad[3, 5] = torch.nan
+    kept = [train(begin, steps[:count], beta1=0.9, momentum_of=of, momentum_dtype=dtype) for count in (1, 2)]
+    (before, first), (after, second) = kept
+    assert torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
+    assert all(torch.equal(value, _states(second)[0][key]) for key, value in _states(first)[0].items())
+
+
+def test_a_scaled_gradient_leaves_the_same_bits() -> None:
+    ends = []
+    for scale in (1.0, 1024.0):
+        params = [p.requires_grad_() for p in starts([(37, 130), (16, 384)])]
+        optimizer = Adafactor(params, backend="triton", beta1=0.9, momentum_of="gradient", momentum_dtype="int8")
+        for step in random_steps(params, 2):
+            for p, g in zip(params, step, strict=True):
+                assert g is not None
+                p.grad = g.detach() * scale
+            optimizer.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
+            optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+            optimizer.step()
+        ends.append([*params, *(t for state in _states(optimizer) for t in state.values())])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+BY = ["rho", "alpha", "lr", "constant", 0.05]
+
+
+@pytest.mark.parametrize("by", BY, ids=str)
+@pytest.mark.parametrize("keywords", [{}, {"relative": False, "maximize": True, "lr": 0.03}], ids=str)
+def test_weight_decay_by_anything(by: str | float, keywords: dict[str, Any]) -> None:
+    begin = starts([(9, 20), (31,)])
+    grads = random_steps(begin, 3)
+    both = (train(begin, grads, name, weight_decay=0.3, weight_decay_by=by, **keywords)[0] for name in BACKENDS)
+    for a, b in zip(*both, strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-6, atol=1e-7)
+    if by != "rho":
+        (plain, _) = train(begin, grads, weight_decay=0.3, **keywords)
+        assert not torch.equal(plain[0], b)
+
+
+@pytest.mark.parametrize(
+    ("shape", "transposed", "keywords"),
+    [((32, 16, 3, 3), False, {}), ((40, 200), True, {}), ((40, 200), False, {"factored": False})],
+)
+def test_blocks_that_are_not_runs_of_memory_are_refused_by_name(
+    shape: tuple[int, ...], transposed: bool, keywords: dict[str, Any]
+) -> None:
+    begin = [t.t().contiguous().t() if transposed else t for t in starts([shape])]
+    with pytest.raises(ValueError, match="int8 momentum are not runs of 128 elements in memory"):
+        train(begin, random_steps(begin, 1), beta1=0.9, momentum_dtype="int8", **keywords)
+    train(begin, random_steps(begin, 1), beta1=0.9, momentum_dtype="bfloat16", momentum_rounding="nearest", **keywords)
