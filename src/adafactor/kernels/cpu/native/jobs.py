@@ -347,7 +347,9 @@ def stretch_length(job: Job) -> int:
 
     They are WIDTH, or a tile where slices are short (K > 1), or a block of the momentum.
     """
-    return WIDTH if job.K == 1 and job.momentum_format != INT8 else room_length(job)
+    if job.momentum_format == INT8:
+        return job.block
+    return WIDTH if job.K == 1 else tile_length(job)
 
 
 @as_written
