@@ -161,8 +161,9 @@ def test_extra_memory_is_that_of_the_third_step() -> None:
 
 def test_contenders_are_those_of_the_device() -> None:
     on = {kind: {key for key, c in CONTENDERS.items() if kind in c.devices} for kind in ("cpu", "cuda")}
-    assert {"cpu", "cpu-momentum", "cpu-stochastic", "optax"} == on["cpu"] - on["cuda"]
-    assert {"triton", "triton-momentum", "triton-stochastic"} == on["cuda"] - on["cpu"]
+    kinds = ("", "-momentum", "-momentum-bfloat16", "-momentum-int8", "-stochastic")
+    assert {"optax", *(f"cpu{kind}" for kind in kinds)} == on["cpu"] - on["cuda"]
+    assert {f"triton{kind}" for kind in kinds} == on["cuda"] - on["cpu"]
     assert {"eager", "adamw-fused", "torch-foreach", "floor"} <= on["cpu"] & on["cuda"]
 
 
