@@ -220,7 +220,7 @@ class Adafactor(Optimizer):
                 if entry.group == before:
                     states.check_parameter(entry.p, entry.name, settings)
                     if entry.p.requires_grad:
-                        self.state[entry.p] = {}
+                        self.state[entry.p] = states.State()
                         self._buckets.fit(self.state[entry.p], entry.p, settings, entry.name)
         except Exception:
             for p in self.param_groups.pop()["params"]:
@@ -318,7 +318,11 @@ class Adafactor(Optimizer):
     def state_dict(self) -> StateDict:
         """As torch's, of the parameters that are in the groups now."""
         self._buckets.follow(self.param_groups, self.state)
-        return super().state_dict()
+        found = super().state_dict()
+        plain = {
+            key: dict(value) if isinstance(value, states.State) else value for key, value in found["state"].items()
+        }
+        return {**found, "state": plain}
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict()` gave, keeping the statistics' precision.

@@ -209,3 +209,19 @@ def test_kohyas_own_fused_pass_is_told_that_the_state_is_another() -> None:
     optimizer = hf.Adafactor(net().parameters())
     with pytest.raises(RuntimeError, match="--blockwise_fused_optimizers or --fused_optimizer_groups"):
         type(optimizer)._get_options(optimizer.param_groups[0], (6, 5))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_musubi_tuners_fused_pass_is_told_what_to_use_instead(loaded: bool) -> None:
+    """It does not ask, and looks for transformers' entries in our state: before the first step and after a resume."""
+    model = net()
+    optimizer = hf.Adafactor(model.parameters())
+    if loaded:
+        optimizer.load_state_dict(optimizer.state_dict())
+    state = optimizer.state[next(model.parameters())]
+    for key in ("exp_avg", "exp_avg_sq_row", "RMS"):
+        with pytest.raises(KeyError, match="--blockwise_fused_optimizers or --fused_optimizer_groups"):
+            state[key]
+    with pytest.raises(KeyError, match="^'mine'$"):
+        state["mine"]
+    assert {type(entry) for entry in optimizer.state_dict()["state"].values()} == {dict}  # for weights_only

@@ -14,7 +14,20 @@ from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-State = dict[str, Any]  # tensors, and what users put beside them
+
+
+class State(dict[str, Any]):
+    """The state of a parameter: tensors, and what users put beside them. A state dict has plain ones."""
+
+    def __missing__(self, key: str) -> Any:
+        """Name the cure where a trainer's own step looks for the state of another optimizer."""
+        if not str(key).startswith(("exp_avg", "RMS")):
+            raise KeyError(key)
+        raise KeyError(
+            f"adafactor keeps no {key!r}: this is code that steps the state of transformers' Adafactor by itself, "
+            "as --fused_backward_pass of some trainers does. Use --blockwise_fused_optimizers or "
+            "--fused_optimizer_groups, which step any optimizer, or adafactor.step_in_backward"
+        )
 
 
 class Origin(NamedTuple):
@@ -38,7 +51,7 @@ def is_sliced(p: Tensor, settings: Settings) -> bool:
 def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) -> State:
     """Make the state of a parameter that has taken no step."""
     dtype = statistics_dtype(p.dtype)
-    state = {"step": _new_count(p, settings)}
+    state = State(step=_new_count(p, settings))
     for key, shape in factoring.statistics.items():
         if key == "full":
             state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
@@ -47,7 +60,7 @@ def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) ->
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     _add_missing(state, p, factoring, settings, name)
-    return {key: value.detach() for key, value in state.items()}
+    return State((key, value.detach()) for key, value in state.items())
 
 
 def _new_count(p: Tensor, settings: Settings) -> Tensor:
@@ -104,12 +117,12 @@ def _new_momentum(p: Tensor, factoring: Factoring, settings: Settings, name: str
     """The buffers of a momentum in the format that the settings say, all zero."""
     blocks = momentum.blocks_of(factoring, settings)
     if blocks is None:
-        return {"momentum": torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach()}
+        return State(momentum=torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach())
     if dtensor.is_sharded(p):
         scale = dtensor.zero_scales(p, blocks, name)
     else:
         scale = torch.zeros(momentum.scale_shape(tuple(p.shape), blocks), dtype=torch.float32, device=p.device)
-    return {"momentum_int8": torch.zeros_like(p, dtype=torch.int8).detach(), "momentum_scale": scale}
+    return State(momentum_int8=torch.zeros_like(p, dtype=torch.int8).detach(), momentum_scale=scale)
 
 
 def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin | None = None) -> Origin:
