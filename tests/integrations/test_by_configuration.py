@@ -137,7 +137,14 @@ def test_axolotl_makes_it_by_its_plugin() -> None:
     assert_steps(optimizer, model)
 
 
-def test_ms_swift_makes_it_by_the_plugin_file() -> None:
+def test_ms_swift_makes_it_by_the_plugin_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = pytest.importorskip("transformers.trainer")
+    for name in (
+        "DEFAULT_PROGRESS_CALLBACK",
+        "DEFAULT_CALLBACKS",
+        "PrinterCallback",
+    ):  # importing swift exchanges these
+        monkeypatch.setattr(trainer, name, getattr(trainer, name))
     swift = pytest.importorskip("swift.optimizers")
     spec = importlib.util.spec_from_file_location("swift_plugin", ROOT / "examples/swift_plugin.py")
     assert spec is not None and spec.loader is not None
