@@ -21,7 +21,7 @@ quick: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
-# Its first half takes 26 minutes, and a process of it 17 GB. FUZZ_SECONDS says how long the slow fuzz runs.
+# About 40 minutes, and the slow fuzz: FUZZ_SECONDS says how long it runs.
 test-all: .venv/ready .venv/integrations .venv/trainers .venv/bench
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
 
