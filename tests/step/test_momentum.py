@@ -144,26 +144,28 @@ def test_zeros_and_blocks_too_small_for_a_scale_stay_zeros() -> None:
 
 @FORMATS
 def test_an_average_too_small_for_the_format_is_right_in_the_mean(format: str) -> None:
-    """The mean of the momentum follows updates far below a unit of its format; to nearest it stands still."""
-    ends = {}
+    """A momentum of 1/2 on its way to 1, by a hundredth of a unit of its format a step; to nearest it stands still."""
+    steps, moved = 3 if inside.INTERPRETED else 60, {}
     for rounding in ("stochastic", "nearest"):
         p = Parameter(torch.zeros(32, 128))
         optimizer = Adafactor(
-            [p], lr=1.0, relative=False, lr_decay=None, clip=None, beta1=0.999, beta2=0.0, factored=False,
+            [p], lr=1.0, relative=False, lr_decay=None, clip=None, beta1=0.9999, beta2=0.0, factored=False,
             momentum_dtype=format, momentum_rounding=rounding,
         )  # fmt: skip
-        sign = torch.ones(32, 128)
-        for t in range(3 if inside.INTERPRETED else 60):
-            sign[:, 0] = 1000.0 if t == 0 else 0.0  # the largest of each block, and then the others rise slowly
-            p.grad = sign.clone()
+        state = optimizer.state[p]
+        if format == "int8":
+            state["momentum_int8"].fill_(64)
+            state["momentum_int8"][:, 0] = 127  # 1, the largest of each block
+            state["momentum_scale"].fill_(1 / 127)
+        else:
+            state["momentum"].fill_(0.5)
+        start = reference.values(state)["momentum"][:, 1:].mean()
+        for _ in range(steps):
+            p.grad = torch.ones_like(p)
             optimizer.step()
-            if t == 0:
-                state = optimizer.state[p]
-                start = reference.values(state)["momentum"][:, 1:].mean()
-        ends[rounding] = reference.values(optimizer.state[p])["momentum"][:, 1:].mean() - start
-    steps = 2 if inside.INTERPRETED else 59
-    exact = sum(1e-3 * 0.999**k for k in range(1, steps + 1))
-    assert abs(ends["stochastic"] / exact - 1) < (0.6 if inside.INTERPRETED else 0.1)
+        moved[rounding] = reference.values(state)["momentum"][:, 1:].mean() - start
+    assert abs(moved["nearest"]) < 1e-7
+    assert abs(moved["stochastic"] / ((1 - start) * (1 - 0.9999**steps)) - 1) < (0.5 if inside.INTERPRETED else 0.15)
 
 
 @AVERAGED
