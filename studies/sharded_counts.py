@@ -1,4 +1,4 @@
-"""Launches and host time of a sharded step of Llama 7B's 291 tensors, without a GPU: numbers of docs/distributed.md.
+"""Launches and host time of a sharded step of Llama 7B's 291 tensors, without a GPU: numbers of docs/gpu-verified.md.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 -m studies.sharded_counts
 

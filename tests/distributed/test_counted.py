@@ -63,4 +63,4 @@ def test_the_page_has_the_launches_of_llama_as_they_are_counted() -> None:
     status, output = torchrun(["-m", "studies.sharded_counts"], ranks=2)
     table = [line for line in output.splitlines() if line.startswith("|")]
     assert status == 0 and len(table) == 5, output[-6000:]
-    assert "\n".join(table) in (ROOT / "docs" / "distributed.md").read_text()
+    assert "\n".join(table) in (ROOT / "docs" / "gpu-verified.md").read_text()

@@ -1,4 +1,4 @@
-"""What a write to a shard between two steps does: docs/distributed.md tells it, under its limits."""
+"""What a write to a shard between two steps does: docs/distributed.md tells it, where something fails."""
 
 from __future__ import annotations
 

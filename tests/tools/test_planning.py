@@ -568,6 +568,6 @@ def test_the_documents_have_the_times_that_the_command_computes(capsys: pytest.C
     shown = rows(document[document.index("| model | ranks |") :].partition("\n\n")[0])
     cli.main("plan --shards 8 64 1024 --bandwidth 50GB --latency 10".split())
     computed = {(row["model"], row["ranks"]): row for row in rows(capsys.readouterr().out.partition("\n\n")[2])}
-    assert len(shown) == 9
+    assert len(shown) == 3
     for row in shown:
         assert row.items() <= computed[row["model"], row["ranks"]].items()
