@@ -3,10 +3,11 @@
 X is a parameter and G its gradient; n and m stand for the two factored axes, … for all others. Second moments are means
 where the paper has sums: V̂ is the same, since (m·R)(n·C)/(m·ΣR) = R·C/mean(R), and a mean fits wherever G² does.
 
-Each function is a generator that pauses twice: after the first sums (a gradient that is not finite ends the step here,
-before anything has changed) and after the second. Where X is sharded, other ranks add their shares meanwhile. `Batch`
-is what surrounds the mathematics: large tensors are read and written in blocks, X is rounded as the settings say, and
-on a device many parameters go side by side, their scalars as vectors.
+Each function is a generator that pauses twice: after the first sums (a gradient that is not finite ends the step here)
+and after the second. Where X is sharded, other ranks add their shares meanwhile. Nothing is written before both are
+complete: `descend_` writes X and all averages. `Batch` is what surrounds the mathematics: large tensors are read and
+written in blocks, X is rounded as the settings say, and on a device many parameters go side by side, their scalars as
+vectors.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def factored_step(batch: Batch, s: Settings) -> Phases:
     rows, cols = batch.mean_squares(s.eps[0])  # of G² + ε₁ over m (…, n), and over n (…, m)
     mean = yield rows, cols  # pause: is G² finite? Ranks that share the rows of X send mean(Rₜ)
     beta2, _, w2, *_ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
-    R = batch.average_("row", rows, beta2, w2)  # line 5: Rₜ = β̂₂ₜ·Rₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)·1ₘ/m
-    C = batch.average_("col", cols, beta2, w2)  # line 6: Cₜ = β̂₂ₜ·Cₜ₋₁ + (1 − β̂₂ₜ)·1ₙᵀ·(G² + ε₁)/n
+    R = batch.average("row", rows, beta2, w2)  # line 5: Rₜ = β̂₂ₜ·Rₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)·1ₘ/m
+    C = batch.average("col", cols, beta2, w2)  # line 6: Cₜ = β̂₂ₜ·Cₜ₋₁ + (1 − β̂₂ₜ)·1ₙᵀ·(G² + ε₁)/n
     scales = []  # line 7: V̂ₜ = Rₜ·Cₜ/mean(Rₜ), or Rₜ or Cₜ alone; the product of the scales is 1/√V̂ₜ
     if R is not None:
         r = R.rsqrt() if C is None else eq.row_scale(R, batch.mean_row(R) if mean is None else mean)
@@ -43,7 +44,7 @@ def unfactored_step(batch: Batch, s: Settings) -> Phases:
     """Algorithm 5, for X of any shape: V̂ has the same."""
     yield None, None  # pause: is G² finite?
     beta2, _, w2, *_ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
-    V = batch.average_squares_(s.eps[0], beta2, w2)  # line 4: V̂ₜ = β̂₂ₜ·V̂ₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)
+    V = batch.average_squares(s.eps[0], beta2, w2)  # line 4: V̂ₜ = β̂₂ₜ·V̂ₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)
     return (yield from _descend(batch, s, lambda g, v: v.rsqrt().mul_(g), [V]))
 
 
@@ -52,7 +53,7 @@ def _descend(batch: Batch, s: Settings, direction: Callable[..., Tensor], operan
     _, w1, _, rho, share = batch.rates  # 1 − β̂₁ₜ, ρₜ, and λ times what it is multiplied by
     G = batch.g
     if s.beta1 and s.momentum_of == "gradient":
-        G = batch.average_gradient_(w1)  # Algorithm 3, line 6: m̂ₜ takes the place of Gₜ
+        G = batch.average_gradient(w1)  # Algorithm 3, line 6: m̂ₜ takes the place of Gₜ
 
     def U(*block: Any) -> Tensor:  # line 8: Uₜ = Gₜ/√V̂ₜ (…, n, m)
         return direction(G(*block), *(operand(*block) for operand in operands))
@@ -89,10 +90,10 @@ class Batch(Protocol):
 
     def g(self, *block: Any) -> Tensor: ...  # G, read block by block
     def mean_squares(self, eps1: float) -> tuple[Tensor | None, Tensor | None]: ...  # None for what is not kept
-    def average_(self, key: str, means: Tensor | None, decay: Scalar, weight: Scalar) -> Tensor | None: ...  # R or C
+    def average(self, key: str, means: Tensor | None, decay: Scalar, weight: Scalar) -> Tensor | None: ...  # R or C
     def mean_row(self, row: Tensor) -> Tensor: ...  # mean(R) over n, in a shape that broadcasts over R
     def over_x(self, key: str, scale: Tensor) -> Blockwise: ...  # r or c, in a shape that broadcasts over X
-    def average_squares_(self, eps1: float, decay: Scalar, weight: Scalar) -> Blockwise: ...
-    def average_gradient_(self, weight: Scalar) -> Blockwise: ...
+    def average_squares(self, eps1: float, decay: Scalar, weight: Scalar) -> Blockwise: ...
+    def average_gradient(self, weight: Scalar) -> Blockwise: ...
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]: ...  # ΣX² is None where nobody wants it
     def descend_(self, update: Blockwise, scale: Scalar, rate: Scalar, decay: Scalar, weight: Scalar) -> None: ...

@@ -42,10 +42,10 @@ def model(mesh: DeviceMesh) -> dict[str, Tensor]:
     return {name: p.requires_grad_() for name, p in {**found, "plain": torch.ones(3, 4)}.items()}
 
 
-def give(params: dict[str, Tensor]) -> None:
-    """A gradient of ones for each that is trained."""
+def give(params: dict[str, Tensor], value: float = 1.0) -> None:
+    """A gradient of ones, or of another number, for each that is trained."""
     for p in params.values():
-        p.grad = torch.ones_like(p).detach() if p.requires_grad else None
+        p.grad = torch.full_like(p, value).detach() if p.requires_grad else None
 
 
 def bits(params: dict[str, Tensor], optimizer: Adafactor) -> list[str]:
@@ -113,6 +113,45 @@ def missing_on_the_last_rank(mesh: DeviceMesh, name: str, when: int, partial: bo
     gradients()
     optimizer.step()  # the mistake corrected, it goes on
     return {"message": message, "unchanged": unchanged, "bits": bits(params, optimizer)}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"beta1": 0.9, "weight_decay": 0.1},
+    "momentum of the gradient": {"beta1": 0.9, "momentum_of": "gradient"},
+    "unfactored": {"factored": False, "beta1": 0.9, "momentum_of": "gradient"},
+    "bfloat16 momentum of the gradient": {"beta1": 0.9, "momentum_of": "gradient", "momentum_dtype": "bfloat16"},
+}
+
+
+def lost_between_reductions(mesh: DeviceMesh, backend: str, kind: str) -> dict[str, Any]:
+    """The second reduction of the third step fails on every rank; then the step is taken again, and one more."""
+    runs = [model(mesh) for _ in range(2)]
+    optimizers = [Adafactor(params.items(), backend=backend, **KINDS[kind]) for params in runs]
+    for step in range(4):
+        for params, optimizer in zip(runs, optimizers, strict=True):
+            give(params, step + 1.0)
+            if step == 2 and optimizer is optimizers[0]:
+                before = parts(params, optimizer)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(dist, "all_reduce", _fails_at_the_second(dist.all_reduce))
+                    message = raised(optimizer.step)
+                after = parts(params, optimizer)
+            optimizer.step()
+    changed = [name for name, a, b in zip(runs[0], before, after, strict=True) if a != b]
+    ends = [parts(params, optimizer) for params, optimizer in zip(runs, optimizers, strict=True)]
+    return {"message": message, "changed": changed, "continues": ends[0] == ends[1]}
+
+
+def _fails_at_the_second(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    calls = iter([all_reduce])
+
+    def reduce(*args: Any, **keywords: Any) -> Any:
+        for one in calls:
+            return one(*args, **keywords)
+        raise RuntimeError("lost between the reductions")
+
+    return reduce
 
 
 NAMES = [*PLACES, "plain"]
@@ -254,6 +293,8 @@ def checks() -> Iterator[tuple[str, Any]]:
     for backend in ("eager", "auto"):
         for mode in ("skip", "raise"):
             yield f"nan {mode} {backend}", everywhere(nan_on_one_rank(mesh, mode, backend))
+        for kind in KINDS:
+            yield f"lost {kind} {backend}", everywhere(lost_between_reductions(mesh, backend, kind))
     for name, when, partial in (("rows", 0, False), ("vector", 2, False), ("copies", 0, True), ("copies", 2, True)):
         result = everywhere(missing_on_the_last_rank(mesh, name, when, partial))
         yield f"missing {name} at {when}{' partial' if partial else ''}", result

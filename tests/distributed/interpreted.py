@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from triton.runtime import interpreter
 
-from tests.distributed import placements
+from tests.distributed import faults, placements
 from tests.interpreted.quick import patch_once
 
 CASES = [
@@ -39,6 +39,8 @@ def checks() -> Iterator[tuple[str, Any]]:
     for name in names:
         keywords = {**placements.KEYWORDS[name], "backend": "triton"}
         yield name, placements.check(mesh, torch.float32, keywords, CASES)
+    for name in list(faults.KINDS)[: 2 if os.environ.get("FAST") == "1" else None]:
+        yield f"lost {name}", placements.everywhere(faults.lost_between_reductions(mesh, "triton", name))
     for name in list(ROUNDED)[: 1 if os.environ.get("FAST") == "1" else None]:
         cases = BLOCKS if ROUNDED[name]["momentum_dtype"] == "int8" else CASES
         yield name, placements.check(mesh, torch.float32, {**ROUNDED[name], "backend": "triton"}, cases)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from adafactor.core import equations
+from tests.distributed.faults import KINDS
 
 LIMIT = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2}
 BOTH = pytest.mark.parametrize("launch", ["on_two", pytest.param("on_four", marks=pytest.mark.slow)])
@@ -50,11 +51,13 @@ def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> 
 
     from adafactor.kernels.cpu.native import factors
 
-    average, stat = factors._average, {torch.float32: np.float32, torch.float64: np.float64}[dtype]
+    average, store = factors._average, factors._store
+    stat = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
 
     @njit
     def compiled(new: Any, state: int, scratch: Any, beta2: float) -> None:
         average(new, state, 0, scratch, beta2, 1 - beta2, stat)
+        store(new, state, 0, stat)
 
     generator = torch.Generator().manual_seed(0)
     for t in (1, 2, 5, 100):
@@ -90,6 +93,18 @@ def test_a_nan_on_one_rank_raises_on_all_before_anything_changes(
     assert "FloatingPointError: the gradient of rows (shape (6, 5))" in same_everywhere(ranks, "message")
     assert same_everywhere(ranks, "changed") == []
     same_everywhere(ranks, "bits")
+
+
+@BOTH
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_a_step_that_is_lost_between_its_reductions_changes_nothing_and_can_be_taken_again(
+    launch: str, backend: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    ranks = request.getfixturevalue(launch)["faults"][f"lost {kind} {backend}"]
+    assert same_everywhere(ranks, "message") == "RuntimeError: lost between the reductions"
+    assert same_everywhere(ranks, "changed") == []
+    assert same_everywhere(ranks, "continues")
 
 
 @BOTH

@@ -7,13 +7,14 @@ A backend is a module with two functions: `why_not(parameter)` says what is in t
 |---|---|---|
 | `begin` | gradients, settings, t | β̂₂ₜ, ρₜ |
 | `moments` | G | `sums`: row and column means of G² + ε₁, and whether G² is finite |
-| `norms` | completed means | Rₜ, Cₜ, V̂ₜ, and in `sums` ΣU² and ΣX²; only where other ranks add theirs |
-| `apply_` | completed sums | everything that is left: Rₜ, Cₜ, V̂ₜ, Xₜ, t |
+| `norms` | completed means | in `sums` ΣU² and ΣX²; only where other ranks add theirs |
+| `apply_` | completed sums | Rₜ, Cₜ, V̂ₜ, the momentum, Xₜ, t |
 | `step` | G | all of it in one call, where nothing happens in between |
 | `end` | | the parameters that were skipped; lets go of the gradients |
 | `flush` | | the metrics behind `report()` |
 
-Nothing of X or the state changes before `moments` has returned. Where a parameter is sharded, X, G and the state are
+Nothing of X or the state changes before `apply_`: until then a step can be given up, because a gradient is bad or a
+rank is lost. Where a parameter is sharded, X, G and the state are
 this rank's shard, and `factoring` and the sums' divisors are those of the whole.
 """
 
@@ -190,10 +191,10 @@ class Executor(Protocol):
         """Run the first pass: means of G² + ε₁."""
 
     def norms(self) -> None:
-        """Run the second pass: R, C, V̂ and from them ΣU², ΣX²."""
+        """Run the second pass: ΣU² and ΣX²."""
 
     def apply_(self) -> None:
-        """Run what is left: X, and all that no pass has done so far."""
+        """Run what is left, with the completed sums: X and the state."""
 
     def step(self) -> None:
         """Run all passes, for an executor that is not in lockstep."""

@@ -1,10 +1,10 @@
 """One step of a bucket, from G to X: the phases of Algorithms 4 and 5 in their order.
 
-    G ─ moments ─▶ row and column means of G² ─(ranks)─▶ R, C, V̂ ─ norms ─▶ ΣU², ΣX² ─(ranks)─▶ α ─ apply ─▶ X
+    G ─ moments ─▶ row and column means of G² ─(ranks)─▶ V̂ ─ norms ─▶ ΣU², ΣX² ─(ranks)─▶ α ─ apply ─▶ X, R, C, V̂
 
 The mathematics is in `adafactor/algorithm.py`. Here the executors of a bucket are led through it: one by one, each in
 one call, where nothing has to happen between the phases; else side by side, so that the sums of sharded parameters can
-be completed together, and so that a bad gradient raises before any tensor is modified.
+be completed together, and so that a bad gradient or a lost rank raises before any tensor is modified.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def _run_phases(executors: Sequence[Executor], ranks: Ranks | None) -> None:
         sums = [one for executor in executors for one in executor.sums]
         if ranks is not None:
             ranks.complete_moments(sums)
-        check_finite(sums)  # may raise; nothing has been changed so far
+        check_finite(sums)  # may raise
         if ranks is not None:
             for executor in executors:
                 if executor.parameters[0].shard is not None:
                     executor.norms()
             ranks.complete_norms(sums)
+        # so far nothing has been changed: if a rank was lost, no half of a step is left
         for executor in executors:
             executor.apply_()
 

@@ -74,6 +74,8 @@ class Executor:
         self.rates = self._settings.rates(t)
         is_random = members[0].rounding == "stochastic" or any(self._is_rounded)
         self._keys: Any = rounding.keys(self._roots, t) if is_random else None
+        self._averages: dict[str, Tensor] = {}  # of this step, packed, until they go into the state
+        self._may_write = False  # nothing of X or the state, before all sums are complete
         self._run = self._phases()
 
     def moments(self) -> None:
@@ -97,7 +99,7 @@ class Executor:
     def end(self) -> list[Parameter]:
         """Let go of the gradients."""
         skipped, self._skipped = self._skipped, []
-        self.sums, self._grads, self._run = [], [], iter(())
+        self.sums, self._grads, self._averages, self._run = [], [], {}, iter(())
         return skipped
 
     def flush(self) -> None:
@@ -180,17 +182,15 @@ class Executor:
             means[key] = (total / shrink + here * eps1) / length
         return means.get("row"), means.get("col")
 
-    def average_(self, key: str, means: Tensor | None, decay: Scalar, weight: Scalar) -> Tensor | None:
-        """β̂·old + (1 − β̂)·means, rounded into the states of this name, and returned as precise as the means."""
+    def average(self, key: str, means: Tensor | None, decay: Scalar, weight: Scalar) -> Tensor | None:
+        """β̂·old + (1 − β̂)·means, as precise as the means; `descend_` rounds it into the states of this name."""
         if means is None:
             return None
-        pack, states = self._packs[key], [p.state[key] for p in self._members]
-        old = pack.join(states, means.dtype)
+        pack = self._packs[key]
+        old = pack.join([p.state[key] for p in self._members], means.dtype)
         new = eq.average(old, means, pack.spread(decay), pack.spread(weight))
-        if self._mask is not None:
-            new = torch.where(pack.spread(self._mask), new, old)
-        torch._foreach_copy_(states, pack.split(new))
-        return new
+        self._averages[key] = new if self._mask is None else torch.where(pack.spread(self._mask), new, old)
+        return self._averages[key]
 
     def mean_row(self, row: Tensor) -> Tensor:
         """The mean of each matrix's R over n, spread over R."""
@@ -205,30 +205,25 @@ class Executor:
         over = [scale.unsqueeze(f.summed_axis(key)) for scale, f in scales]
         return lambda i, block: part(over[i], block)
 
-    def average_squares_(self, eps1: float, decay: Scalar, weight: Scalar) -> Blockwise:
-        """β̂·V̂ + (1 − β̂)·(G² + ε₁), in place of V̂."""
+    def average_squares(self, eps1: float, decay: Scalar, weight: Scalar) -> Blockwise:
+        """β̂·V̂ + (1 − β̂)·(G² + ε₁)."""
         if "full" in self._packs:
-            self.average_("full", self._packed_squares() + eps1, decay, weight)
-        else:
-            decays, weights = self._entries(decay), self._entries(weight)
-            for i, block in self._blocks():
-                v, g = self._state("full", i, block), part(self._grads[i], block).to(self._dtype)
-                eq.average_(v, self._if_taken(i, (g * g).add_(eps1), v), decays[i], weights[i])
-        return lambda i, block: self._state("full", i, block)
-
-    def average_gradient_(self, weight: Scalar) -> Blockwise:
-        """m̂ₜ, which takes the place of G; one that is rounded goes into the state with X."""
-        weights = self._entries(weight)
-
-        for i, block in self._blocks():
-            if not self._is_rounded[i]:
-                self._average(i, block, self.g(i, block), weights[i])
+            self.average("full", self._packed_squares() + eps1, decay, weight)
+            averages = self._packs["full"].split(self._averages["full"].to(self._dtype))
+            return lambda i, block: part(averages[i], block)
+        decays, weights = self._entries(decay), self._entries(weight)
 
         def average(i: int, block: Block) -> Tensor:
-            is_done = not self._is_rounded[i]
-            return self._momentum(i, block) if is_done else self._average(i, block, self.g(i, block), weights[i])
+            v, g = self._own(self._state("full", i, block)), self.g(i, block).to(self._dtype)
+            eq.average_(v, self._if_taken(i, (g * g).add_(eps1), v), decays[i], weights[i])
+            return v
 
         return average
+
+    def average_gradient(self, weight: Scalar) -> Blockwise:
+        """m̂ₜ, which takes the place of G."""
+        weights = self._entries(weight)
+        return lambda i, block: self._average(i, block, self.g(i, block), weights[i])
 
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]:
         """ΣU², and ΣX² where it is wanted."""
@@ -236,25 +231,27 @@ class Executor:
         return u2, self._norm(lambda i, block: part(x[i], block), x) if self._members[0].measures_x else None
 
     def descend_(self, update: Blockwise, scale: Scalar, rate: Scalar, decay: Scalar, weight: Scalar) -> None:
-        """X·decay − rate·scale·U, rounded as the settings say; with momentum, rate times the average of scale·U."""
+        """X·decay − rate·scale·U, rounded as the settings say; with momentum, rate times the average of scale·U.
+
+        Averages that were formed so far go into the state, those of a block when `update` forms them again.
+        """
+        self._may_write = True
+        for key, new in self._averages.items():
+            torch._foreach_copy_([p.state[key] for p in self._members], self._packs[key].split(new))
         s, skipped = self._settings, None if self._mask is None else ~self._mask
         if self._mask is not None and s.weight_decay:
             decay = 1 - (1 - decay) * self._mask.to(self._wide)
         scales, rates, decays, weights = map(self._entries, (scale, rate, decay, weight))
-        of_gradient = s.momentum_of == "gradient"
         # random numbers take as much room for the momentum as for X
         how = "stochastic" if any(self._is_rounded) else self._members[0].rounding
         for i, block in self._blocks(how):
             change = update(i, block).mul_(scales[i])  # last: α·r alone may leave float32
-            if s.beta1 and not of_gradient:
+            if s.beta1 and s.momentum_of != "gradient":
                 m = self._average(i, block, change, weights[i])
                 change = m if s.momentum_of == "update" else m * rates[i]
                 change = change if skipped is None else change.masked_fill(skipped[i], 0)
-                self._keep(i, block, m)
             elif skipped is not None:
                 change.masked_fill_(skipped[i], 0)
-            if of_gradient and self._is_rounded[i]:
-                self._keep(i, block, self._average(i, block, self.g(i, block), weights[i]))
             self._subtract(i, block, change, decays[i])
             del change  # before the next block's is made
         counts = [p.state["step"] for p in self._members]
@@ -279,21 +276,20 @@ class Executor:
     def _state(self, key: str, i: int, block: Block) -> Tensor:
         return part(self._members[i].state[key], block)
 
-    def _momentum(self, i: int, block: Block) -> Tensor:
-        """A block of the momentum in the statistics' precision: the state itself, if it is kept so."""
-        return momentum.load(self._members[i].state, self._blocks_kept[i], block, self._dtype)
+    def _own(self, state: Tensor) -> Tensor:
+        """A block of the state to write to: itself, or a copy as long as the step may still be given up."""
+        return state if self._may_write else state.clone()
 
     def _average(self, i: int, block: Block, new: Tensor, weight: Any) -> Tensor:
-        """A block of the momentum with new numbers averaged in: in place, if it is the state itself."""
-        m = self._momentum(i, block)
-        return m.lerp_(self._if_taken(i, new.to(self._dtype), m), weight)
-
-    def _keep(self, i: int, block: Block, m: Tensor) -> None:
-        """Round a block of the momentum into the state, if it is not the state itself."""
-        if self._is_rounded[i]:
+        """A block of the momentum with new numbers averaged in; as soon as that may be, it goes into the state."""
+        p, kept = self._members[i], self._blocks_kept[i]
+        m = momentum.load(p.state, kept, block, self._dtype)  # the state itself, if it is kept so
+        m = m if self._is_rounded[i] else self._own(m)
+        m.lerp_(self._if_taken(i, new.to(self._dtype), m), weight)
+        if self._is_rounded[i] and self._may_write:
             random = self._random_words(i, block, m) if self._settings.momentum_rounding == "stochastic" else None
-            taken = None if self._mask is None else self._mask[i]
-            momentum.store(self._members[i].state, self._blocks_kept[i], block, m, random, taken)
+            momentum.store(p.state, kept, block, m, random, None if self._mask is None else self._mask[i])
+        return m
 
     def _random_words(self, i: int, block: Block, like: Tensor) -> Tensor:
         """The random words of the elements of a block."""

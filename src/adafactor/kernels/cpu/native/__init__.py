@@ -5,7 +5,7 @@ outer, and B, S, K are the other axes before, between and after them. A *line* i
 consecutive lines, the least that a thread takes. An unfactored tensor is one line of P numbers, cut anywhere. A step
 goes through phases, of which the usual one has two passes over tensor-sized data:
 
-    G ──▶ MOMENTS ──▶ sums of G², column energy ──▶ FACTORS ──▶ R, C, ΣU² ──▶ CONCLUDE ──▶ α/clip ──▶ APPLY ──▶ X, t
+    G ──▶ MOMENTS ──▶ sums of G², column energy ──▶ FACTORS ──▶ V̂, ΣU² ──▶ CONCLUDE ──▶ α/clip ──▶ APPLY ──▶ X, t
           first pass                                             ▲               ▲         G, X ──▶  last pass │
                                                                  │               └── ΣX² ◀─────────────────────┘
                                   ENERGY (a pass over G, where the             of the last step; MEASURE (a pass

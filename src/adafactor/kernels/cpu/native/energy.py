@@ -6,8 +6,8 @@ With V̂ = R·C/mean(R), and i over rows and j over columns,
 
 A row's new Rᵢ is known as soon as the row has been summed. While the row is still in the cache, the first pass adds
 G²ᵢⱼ/Rᵢ to the *column energy*, the inner sum. After the pass C and mean(R) are known as well, and a sum over columns is
-all that is left to do. This is not possible where U is not made of G (momentum of the gradient: `blend` comes first),
-nor where other ranks hold parts of the tensor, so that Rᵢ is not known.
+all that is left to do. This is not possible where U is not made of G (momentum of the gradient), nor where other ranks
+hold parts of the tensor, so that Rᵢ is not known.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def row_scale_of(job: Job, b: int, row: Array, r: int, stat: Any) -> float:
 
 @summing
 def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
-    """Return ΣU² from the column energies; `means` is mean(R), or 1 where C was divided by it.
+    """Return ΣU² from the column energies; `means` is mean(R), or 1 where there is only one factor.
 
     NaN if float32 has lost too much: a square below `LOST` vanishes from the column energy, but mean(R)/C may be large.
     """
@@ -72,7 +72,8 @@ def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
 @summing
 def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Second pass: sum U² of a chunk."""
-    of, size, u2 = jobs.numerator(job), jobs.stretch_length(job), 0.0
+    of, size, u2 = jobs.gradient(job), jobs.stretch_length(job), 0.0
+    averaged, weight = job.momentum == jobs.OF_GRADIENT, narrow(job.w1, kind.stat)
     tile = view(scratch, 0, size, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
@@ -81,13 +82,13 @@ def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) 
             row = kind.row_scale(job, line, narrow(1.0, kind.stat), tile, kind.stat)
             for q in range(0, job.Q * job.K, size):
                 part = jobs.stretch_at(job, of, line, q, size, kind)
-                u2 += lines.energy_of(part.g, row, part.col, kind.sum)
+                u2 += lines.energy_of(part, row, averaged, weight, kind.sum)
     jobs.set_results(job, chunk, u2, 0.0, 0.0, 0.0)
 
 
 @summing
 def blend_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Average a chunk of G into its momentum, before the second pass reads it."""
+    """Average a chunk of G into its momentum, before the last pass reads it."""
     of, weight = jobs.gradient(job), narrow(job.w1, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):

@@ -93,51 +93,54 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, kind: Kind
 
 @summing
 def factors(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Algorithm 4, lines 5–7: average R and C in double, keep them in the state's precision, form 1/√V̂ from them.
+    """Algorithm 4, lines 5–7: average R and C in double, and form 1/√V̂ from them.
 
-    Before that, in the phase MOMENTS, only a shard's share of mean(R), which other ranks complete.
+    Before that, in the phase MOMENTS, only a shard's share of mean(R), which other ranks complete; after it, in the
+    phase CONCLUDE, R and C go into the state: until then the step may still be given up.
     """
-    if phase == jobs.MOMENTS:
-        share = view(job.known_mean, 0, job.B * job.S * job.K, np.float64)
-        if job.swapped:
-            col = view(job.scratch + job.col, 0, len(share) * job.Q, np.float64)
-            _share_of_mean(job, col, job.col_state, job.col_offsets, job.n_cols, share, kind.stat)
-        else:
-            row = view(job.scratch + job.row, 0, len(share) * job.P, np.float64)
-            _share_of_mean(job, row, job.row_state, job.row_offsets, job.n_rows, share, kind.stat)
-        return
     batch = job.S * job.K
     row = view(job.scratch + job.row, 0, job.B * job.P * batch, np.float64)
     col = view(job.scratch + job.col, 0, job.B * job.Q * batch, np.float64)
+    if phase == jobs.MOMENTS:
+        share = view(job.known_mean, 0, job.B * batch, np.float64)
+        if job.swapped:
+            _share_of_mean(job, col, job.col_state, job.col_offsets, job.n_cols, share, kind.stat)
+        else:
+            _share_of_mean(job, row, job.row_state, job.row_offsets, job.n_rows, share, kind.stat)
+        return
+    if phase == jobs.CONCLUDE:
+        if job.estimator != jobs.COLUMN:
+            _store(row, job.row_state, job.row_offsets, kind.stat)
+        if job.estimator != jobs.ROW:
+            _store(col, job.col_state, job.col_offsets, kind.stat)
+        return
     row_scale = view(job.scratch + job.row_scale, 0, len(row), kind.stat)
     col_scale = view(job.scratch + job.col_scale, 0, len(col), kind.stat)
     means = view(job.scratch + job.means, 0, job.B * batch, np.float64)
-    fill(means, 1.0)
-    if job.estimator != jobs.COLUMN:
+    if job.estimator == jobs.COLUMN:
+        fill(row, 1.0)
+    else:
         old = view(job.scratch + job.row_scale, 0, len(row), np.float64)
         _average(row, job.row_state, job.row_offsets, old, job.beta2, job.w2, kind.stat)
-        if job.estimator == jobs.OUTER and not job.swapped:
-            _normalise(row, job.B, job.P, batch, job.known_mean, means)
-        _inverse_root(row, row_scale)
+    if job.estimator == jobs.ROW:
+        fill(col, 1.0)
     else:
-        fill(row_scale, 1.0)
-    if job.estimator != jobs.ROW:
         old = view(job.scratch + job.col_scale, 0, len(col), np.float64)
         _average(col, job.col_state, job.col_offsets, old, job.beta2, job.w2, kind.stat)
-        if job.estimator == jobs.OUTER and job.swapped:
-            _normalise(col, job.B * job.S, job.Q, job.K, job.known_mean, means)
-            fill(means, 1.0)  # C has been divided by them
-        _inverse_root(col, col_scale)
-    else:
-        fill(col, 1.0)
-        fill(col_scale, 1.0)
+    fill(means, 1.0)
+    if job.estimator == jobs.OUTER and job.swapped:
+        _mean(col, job.B * job.S, job.Q, job.K, job.known_mean, means)
+    elif job.estimator == jobs.OUTER:
+        _mean(row, job.B, job.P, batch, job.known_mean, means)
+    _inverse_root(row, job.B, job.P, batch, means, job.swapped == 0, row_scale)
+    _inverse_root(col, job.B * job.S, job.Q, job.K, means, job.swapped != 0, col_scale)
     if jobs.energy_in_first_pass(job):
         job.u2 = energy_of_columns(job, col, means, kind.stat)
 
 
 @as_written
 def _average(new: Array, state: int, offsets: int, old: Array, beta2: float, w2: float, stat: Any) -> None:
-    """Average new means into a factor of the state: β̂₂·old + (1 − β̂₂)·new, a sum of positive terms.
+    """Average a factor of the state into new means: β̂₂·old + (1 − β̂₂)·new, a sum of positive terms.
 
     In two loops, so that product and sum are not fused: copies of a factor on several ranks must not differ.
     """
@@ -146,7 +149,13 @@ def _average(new: Array, state: int, offsets: int, old: Array, beta2: float, w2:
         new[j] *= w2
     for j in range(len(new)):
         new[j] += old[j]
-        view(state, state_index(offsets, j), 1, stat)[0] = narrow(new[j], stat)
+
+
+@as_written
+def _store(values: Array, state: int, offsets: int, stat: Any) -> None:
+    """Keep a factor in the state, in its precision."""
+    for j in range(len(values)):
+        view(state, state_index(offsets, j), 1, stat)[0] = narrow(values[j], stat)
 
 
 @as_written
@@ -164,8 +173,8 @@ def _share_of_mean(job: Job, new: Array, state: int, offsets: int, length: float
 
 
 @summing
-def _normalise(values: Array, outer: int, count: int, inner: int, known: int, means: Array) -> None:
-    """Divide a factor by its mean along its own axis, for every slice of the batch, and keep the means."""
+def _mean(values: Array, outer: int, count: int, inner: int, known: int, means: Array) -> None:
+    """Take the mean of a factor along its own axis, for every slice of the batch."""
     for o in range(outer):
         for i in range(inner):
             mean = 0.0
@@ -176,15 +185,17 @@ def _normalise(values: Array, outer: int, count: int, inner: int, known: int, me
                     mean += values[(o * count + j) * inner + i]
                 mean /= count
             means[o * inner + i] = mean
-            for j in range(count):
-                values[(o * count + j) * inner + i] /= mean
 
 
 @summing
-def _inverse_root(values: Array, out: Array) -> None:
-    """Compute 1/√ in double: R/mean(R) may leave float32 where its root does not."""
-    for j in range(len(out)):
-        out[j] = narrow(1.0 / root(values[j]), out[0])
+def _inverse_root(values: Array, outer: int, count: int, inner: int, means: Array, divides: bool, out: Array) -> None:
+    """Compute 1/√ of a factor, which may be divided by its mean: in double, R/mean(R) may leave float32."""
+    for o in range(outer):
+        for i in range(inner):
+            mean = means[o * inner + i] if divides else 1.0
+            for j in range(count):
+                at = (o * count + j) * inner + i
+                out[at] = narrow(1.0 / root(values[at] / mean), out[0])
 
 
 # ---- the scalars

@@ -126,12 +126,17 @@ def update_of(g: Any, row: float, col: float, dtype: Any) -> float:
 
 
 @summing
-def energy_of(g: Array, row: Scale, col: Array, dtype: Any) -> float:
-    """Return ΣU² of a line."""
-    total = narrow(0.0, dtype)
-    for j in range(len(g)):
-        u = update_of(g[j], pick(row, j), col[j], dtype)
-        total += u * u
+def energy_of(part: Stretch, row: Scale, averaged: bool, weight: float, dtype: Any) -> float:
+    """Return ΣU² of a stretch of a line, of G or of its momentum as it will be."""
+    (g, m, col), total = (part.g, part.m, part.col), narrow(0.0, dtype)
+    if averaged:
+        for j in range(len(g)):
+            u = update_of(average(m[j], widen(g[j], weight), weight), pick(row, j), col[j], dtype)
+            total += u * u
+    else:
+        for j in range(len(g)):
+            u = update_of(g[j], pick(row, j), col[j], dtype)
+            total += u * u
     return total
 
 

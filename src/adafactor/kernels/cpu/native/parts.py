@@ -39,7 +39,7 @@ def _needed(job: Any, x: Any, g: Any, stat: Any) -> Iterator[tuple[str, str, Any
 
     A part that depends on fewer types is compiled for the statistics' in place of the others.
     """
-    u = stat if job["momentum"] == jobs.OF_GRADIENT else g  # the numerator of U
+    u = stat if job["momentum"] == jobs.OF_GRADIENT else g  # the numerator of U, in the last pass
     m = {jobs.AS_COMPUTED: stat, jobs.BFLOAT16: np.uint16, jobs.INT8: np.int8}[int(job["momentum_format"])]
     tiled, rounded, is_narrow = job["K"] > 1, job["rounding"] != jobs.NEAREST, x in (np.uint16, np.int16)
     if job["measures_x"] and stat is np.float32:
@@ -55,9 +55,9 @@ def _needed(job: Any, x: Any, g: Any, stat: Any) -> Iterator[tuple[str, str, Any
     if job["momentum"] == jobs.OF_GRADIENT:
         yield "blend", *_part(energy.blend_lines, stat, g, stat)
     if job["momentum"] == jobs.OF_GRADIENT or job["n_cols"] != job["Q"]:  # rows are not whole here
-        yield "energy", *_part(energy.energy_of_lines, stat, u, stat, tiled)
+        yield "energy", *_part(energy.energy_of_lines, stat, g, stat, tiled)
     if stat is np.float32:
-        yield "energy_in_double", *_part(energy.energy_of_lines, stat, u, stat, tiled, in_double=True)
+        yield "energy_in_double", *_part(energy.energy_of_lines, stat, g, stat, tiled, in_double=True)
     step = apply.apply_rounded if rounded else apply.apply_one_by_one if is_narrow else apply.apply_in_pairs
     yield "apply", *_part(step, x, u, stat, tiled, m=m)
     if job["carries_x2"]:

@@ -107,15 +107,17 @@ def take_chunk(address: int, phase: int, chunk: int, scratch: int) -> None:
         make_factors(job, address, scratch)
     elif phase == jobs.CONCLUDE:
         conclude(job)
+        if job.estimator != jobs.FULL:
+            call_at(job.factors, address, phase, chunk, scratch)
     else:
-        if phase == jobs.ENERGY and job.blend:
+        if phase == jobs.APPLY and job.blend:
             call_at(job.blend, address, phase, chunk, scratch)
         call_at(part_of(job, phase), address, phase, chunk, scratch)
 
 
 @as_written
 def make_factors(job: Job, address: int, scratch: int) -> None:
-    """Make R, C and 1/√V̂ of a job that takes the step, and decide whether X has to be read for ΣX²."""
+    """Make Rₜ, Cₜ and 1/√V̂ₜ of a job that takes the step, and decide whether X has to be read for ΣX²."""
     if not job.taken:
         job.skipped += 1
         return
