@@ -100,3 +100,23 @@ def remainder(kept: Tensor, x: Tensor) -> Tensor:
 def lost(value: Tensor, rounded: Tensor) -> Tensor:
     """What rounding took away, exact in float32; nothing where the result is not finite."""
     return torch.where(rounded.isfinite(), value - rounded, 0.0)
+
+
+def load(x: Tensor, compensation: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """X as numbers to compute with, and with its compensation: X itself, if it has their precision."""
+    value = x.to(dtype)
+    return value if compensation is None else value.add_(remainder(compensation, value))
+
+
+def store(x: Tensor, value: Tensor, compensation: Tensor | None, random: Tensor | None, taken: Tensor | None) -> None:
+    """Round the numbers into X: with a compensation, by random words, or to nearest.
+
+    Where a step is not taken they are X, but for a compensation that was added, so X and it stay as they were.
+    """
+    if compensation is None:
+        if value is not x:
+            x.copy_(value if random is None else stochastic(value, x.dtype, random))
+        return
+    rounded = value.to(x.dtype)
+    for old, new in ((x, rounded), (compensation, lost(value, rounded))):
+        old.copy_(new if taken is None else torch.where(taken, new, old))

@@ -325,21 +325,13 @@ class Executor:
         if p.rounding == "nearest" and not has_decay:
             old.sub_(change)
             return
-        x = old.to(self._dtype)  # X itself where it has the statistics' precision
         compensation = self._state("compensation", i, block) if p.rounding == "kahan" else None
-        if compensation is not None:
-            x.add_(rounding.remainder(compensation, x))
+        x = rounding.load(old, compensation, self._dtype)
         if has_decay:
             x.mul_(decay)
         x.sub_(change)
-        if compensation is not None:
-            new = x.to(old.dtype)
-            old.copy_(self._if_taken(i, new, old))
-            compensation.copy_(self._if_taken(i, rounding.lost(x, new), compensation))
-        elif p.rounding == "stochastic":
-            old.copy_(rounding.stochastic(x, old.dtype, self._random_words(i, block, old)))
-        elif x is not old:
-            old.copy_(x)
+        random = self._random_words(i, block, old) if p.rounding == "stochastic" else None
+        rounding.store(old, x, compensation, random, None if self._mask is None else self._mask[i])
 
 
 def _as_plain(g: Tensor, x: Tensor) -> Tensor:

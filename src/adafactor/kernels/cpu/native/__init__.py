@@ -19,7 +19,8 @@ do not depend on the number of threads, and their sums are added in one order, s
 | file | what is in it |
 |---|---|
 | `jobs` | the record of a tensor, its chunks, its lines, its scratch |
-| `intrinsics`, `elements`, `lines` | instructions; numbers; the innermost loops |
+| `intrinsics`, `elements` | instructions; numbers |
+| `lines`, `squares` | the innermost loops: those that step, and those that only sum |
 | `momentum` | a momentum in int8, read and rounded block by block |
 | `moments`, `energy`, `factors`, `apply`, `carry` | what is done in each phase |
 | `parts` | these compiled for the types of a tensor |

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, lines, momentum
+from adafactor.kernels.cpu.native import jobs, lines, momentum, squares
 from adafactor.kernels.cpu.native.compiling import exactly, summing
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, view
@@ -122,10 +122,10 @@ def _step_one(
     before, after, size = 0.0, 0.0, jobs.stretch_length(job)
     for q in range(0, job.Q * job.K, size):
         part = jobs.stretch_at(job, of, line, q, size, kind)
-        before += lines.sum_of_squares(part.x, kind.stat)
+        before += squares.sum_of_squares(part.x, kind.stat)
         if phase == jobs.APPLY:
             _step_in_place(job, part, row, rates, room_at(scratch, 2, size, len(part.x), kind.stat))
-        after += lines.sum_of_squares(part.x, kind.stat)
+        after += squares.sum_of_squares(part.x, kind.stat)
     return before, after
 
 

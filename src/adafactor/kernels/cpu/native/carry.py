@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, lines, momentum
+from adafactor.kernels.cpu.native import jobs, lines, momentum, squares
 from adafactor.kernels.cpu.native.apply import room_at
 from adafactor.kernels.cpu.native.compiling import as_written, summing
 from adafactor.kernels.cpu.native.elements import Kind
@@ -81,7 +81,7 @@ def measure_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
             line = jobs.line_at(job, jobs.numerator(job), b, p, s)
             for q in range(0, length, jobs.WIDTH):
                 x = view(job.x, line.x + q, min(jobs.WIDTH, length - q), kind.x)
-                total += lines.sum_of_squares(x, kind.sum)
+                total += squares.sum_of_squares(x, kind.sum)
     jobs.set_results(job, chunk, total, 0.0, 0.0, 0.0)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native import jobs, lines, squares
 from adafactor.kernels.cpu.native.compiling import as_written, summing
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, root, view
@@ -82,7 +82,7 @@ def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) 
             row = kind.row_scale(job, line, narrow(1.0, kind.stat), tile, kind.stat)
             for q in range(0, job.Q * job.K, size):
                 part = jobs.stretch_at(job, of, line, q, size, kind)
-                u2 += lines.energy_of(part, row, averaged, weight, kind.sum)
+                u2 += squares.energy_of(part, row, averaged, weight, kind.sum)
     jobs.set_results(job, chunk, u2, 0.0, 0.0, 0.0)
 
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, lines
+from adafactor.kernels.cpu.native import jobs, lines, squares
 from adafactor.kernels.cpu.native.compiling import summing
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.energy import row_scale_of
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, view
 from adafactor.kernels.cpu.native.jobs import Job
-from adafactor.kernels.cpu.native.lines import Four
+from adafactor.kernels.cpu.native.squares import Four
 
 
 @summing
@@ -95,7 +95,7 @@ def _sum_four(job: Job, p: int, quarter: int, s: int, sums: Sums, kind: Kind) ->
     for q in range(0, job.Q, jobs.WIDTH):
         width = min(jobs.WIDTH, job.Q - q)
         col = view(sums.col.ctypes.data, s * job.Q + q, width, kind.stat)
-        t0, t1, t2, t3 = lines.squares_of_four(_four_at(job, g + q, step, width, kind), col)
+        t0, t1, t2, t3 = squares.squares_of_four(_four_at(job, g + q, step, width, kind), col)
         row[r] += t0
         row[r + down] += t1
         row[r + 2 * down] += t2
@@ -106,7 +106,7 @@ def _sum_four(job: Job, p: int, quarter: int, s: int, sums: Sums, kind: Kind) ->
         r2 = row_scale_of(job, sums.b, row, r + 2 * down, kind.stat)
         r3 = row_scale_of(job, sums.b, row, r + 3 * down, kind.stat)
         energy = view(sums.energy.ctypes.data, s * job.Q, job.Q, kind.stat)
-        lines.add_column_energy_of_four(_four_at(job, g, step, job.Q, kind), (r0, r1, r2, r3), energy)
+        squares.add_column_energy_of_four(_four_at(job, g, step, job.Q, kind), (r0, r1, r2, r3), energy)
 
 
 @summing
@@ -116,11 +116,11 @@ def _sum_one(job: Job, p: int, s: int, sums: Sums, kind: Kind) -> None:
     for q in range(0, job.Q, jobs.WIDTH):
         width = min(jobs.WIDTH, job.Q - q)
         col = view(sums.col.ctypes.data, s * job.Q + q, width, kind.stat)
-        row[r] += lines.squares(view(job.g, g + q, width, kind.g), col)
+        row[r] += squares.squares(view(job.g, g + q, width, kind.g), col)
     if len(sums.energy):
         energy = view(sums.energy.ctypes.data, s * job.Q, job.Q, kind.stat)
         scale = row_scale_of(job, sums.b, row, r, kind.stat)
-        lines.add_column_energy(view(job.g, g, job.Q, kind.g), scale, energy)
+        squares.add_column_energy(view(job.g, g, job.Q, kind.g), scale, energy)
 
 
 @summing
@@ -133,13 +133,13 @@ def _sum_four_in_tiles(job: Job, p: int, quarter: int, s: int, sums: Sums, kind:
     for q in range(0, line, size):
         width = min(size, line - q)
         col = view(sums.col.ctypes.data, s * line + q, width, kind.stat)
-        lines.squares_of_four_tiles(_four_at(job, g + q, step, width, kind), col, tiles)
+        squares.squares_of_four_tiles(_four_at(job, g + q, step, width, kind), col, tiles)
     for i in range(4):
         _from_sums_to_scales(job, p + i * quarter, s, sums, sums.tiles[i * size : (i + 1) * size], kind.stat)
     for q in range(0, line if len(sums.energy) else 0, size):
         width = min(size, line - q)
         energy = view(sums.energy.ctypes.data, s * line + q, width, kind.stat)
-        lines.add_column_energy_of_four(_four_at(job, g + q, step, width, kind), tiles, energy)
+        squares.add_column_energy_of_four(_four_at(job, g + q, step, width, kind), tiles, energy)
 
 
 @summing
@@ -149,12 +149,12 @@ def _sum_one_in_tiles(job: Job, p: int, s: int, sums: Sums, kind: Kind) -> None:
     tile = sums.tiles[:size]
     lines.fill(tile, 0.0)
     col = view(sums.col.ctypes.data, s * line, line, kind.stat)
-    lines.squares_in_tiles(view(job.g, g, line, kind.g), col, tile)
+    squares.squares_in_tiles(view(job.g, g, line, kind.g), col, tile)
     _from_sums_to_scales(job, p, s, sums, tile, kind.stat)
     for q in range(0, line if len(sums.energy) else 0, size):
         width = min(size, line - q)
         energy = view(sums.energy.ctypes.data, s * line + q, width, kind.stat)
-        lines.add_column_energy(view(job.g, g + q, width, kind.g), tile, energy)
+        squares.add_column_energy(view(job.g, g + q, width, kind.g), tile, energy)
 
 
 @summing
@@ -175,9 +175,9 @@ def moments_of_unfactored(job: Job, phase: int, chunk: int, scratch: int, kind: 
     u2, x2, seen = 0.0, 0.0, 0.0
     for p in range(start, stop, jobs.WIDTH):
         flat = jobs.flat_at(job, p, min(jobs.WIDTH, stop - p), kind)
-        energy, total = lines.energy_of_unfactored(flat, job, kind.stat)
-        u2 += energy if np.isfinite(energy) else lines.energy_of_unfactored(flat, job, np.float64)[0]
+        energy, total = squares.energy_of_unfactored(flat, job, kind.stat)
+        u2 += energy if np.isfinite(energy) else squares.energy_of_unfactored(flat, job, np.float64)[0]
         seen += total
         if job.measures_x:
-            x2 += lines.sum_of_squares(flat.x, kind.stat)
+            x2 += squares.sum_of_squares(flat.x, kind.stat)
     jobs.set_results(job, chunk, u2, x2, seen, 0.0)
