@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lab import results
-from lab.experiments import BEST, UNTUNED
+from lab.experiments import BEST, LONG_SEEDS, UNTUNED
 from lab.results import FAILS, HOLDS, SAME_LOSS, UNDECIDED, Difference, Record
 from lab.tables import PATTERN_ROWS, Table, agreement, number, pattern_losses
 
@@ -93,7 +93,7 @@ def rms_update(runs: Runs) -> Finding:
 
 
 def headline(runs: Runs) -> Finding:
-    """O without warm-up like B with it, by the rule that was set before the runs at `long`.
+    """O without warm-up like B with it, by the rule that was set before the runs at `long`, once all its seeds are there.
 
     Below it what shorter runs say, which decides nothing: at one step size for both, as in the paper, and at the best
     of each row.
@@ -101,7 +101,9 @@ def headline(runs: Runs) -> Finding:
     both = [results.select(runs.records, "long", row=row, warmup=warm, multiplier=UNTUNED[row])
             for row, warm in (("O", False), ("B", True))]  # fmt: skip
     decided = results.paired(both[0], both[1], DECIDING)
-    lines = [shown("at `long`, nothing tuned:", decided) if decided.seeds else "the runs at `long` are to come"]
+    is_complete = decided.seeds == len(LONG_SEEDS)
+    more = "" if is_complete else f", where {len(LONG_SEEDS)} seeds will decide"
+    lines = [shown(f"at `long`, nothing tuned{more}:", decided) if decided.seeds else "the runs at `long` are to come"]
     for scale, name, multipliers in (("small", "", (3.0, 3.0)), ("small", " each at its best", (BEST["O"], BEST["B"]))):
         both = [results.select(runs.records, scale, row=row, warmup=warm, multiplier=multiplier)
                 for (row, warm), multiplier in zip((("O", False), ("B", True)), multipliers, strict=True)]  # fmt: skip
@@ -109,7 +111,7 @@ def headline(runs: Runs) -> Finding:
         steps = name or f" both at ×{multipliers[0]:g}"
         lines.append(shown(f"at `{scale}`,{steps}:", found))
     lines.append(shown("at `mini`, both at ×3:", runs.minus("O-", "B")))
-    return "\n".join(lines), decided.as_good(SAME_LOSS)
+    return "\n".join(lines), decided.as_good(SAME_LOSS) if is_complete else UNDECIDED
 
 
 def embeddings(scheme: str) -> Judge:
