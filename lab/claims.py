@@ -93,7 +93,7 @@ def rms_update(runs: Runs) -> Finding:
 
 
 def headline(runs: Runs) -> Finding:
-    """O without warm-up like B with it, by the rule that was set before the runs at `long`, once all its seeds are there.
+    """O without warm-up like B with it, by the rule that was set before the runs at `long`, when all seeds are there.
 
     Below it what shorter runs say, which decides nothing: at one step size for both, as in the paper, and at the best
     of each row.
