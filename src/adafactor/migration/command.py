@@ -14,7 +14,8 @@ from torch import Tensor
 
 from adafactor.migration import files, trees
 from adafactor.migration.core import NAMES, OURS, PEERS, TARGETS, guess, migrate
-from adafactor.migration.peer import DAMAGED, MigrationWarning
+from adafactor.migration.peer import MigrationWarning
+from adafactor.migration.state import refuse_damage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert one checkpoint; differences are told on stderr."""
-    try:
+    with refuse_damage(str(arguments.source)):
         return _run(arguments)
-    except DAMAGED as wrong:
-        raise ValueError(f"{arguments.source} cannot be converted ({type(wrong).__name__}: {wrong})") from wrong
 
 
 def _run(arguments: argparse.Namespace) -> int:
