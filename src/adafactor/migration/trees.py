@@ -171,18 +171,23 @@ def _read_t5x(tree: Any, args: Arguments) -> tuple[int, dict[str, dict[str, Any]
     return count_steps(_tensor(state["step"]), "'step' of the state"), entries
 
 
+def _children(node: Any) -> Mapping[Any, Any] | None:
+    """Return what a mapping, a named tuple, a list or a tuple holds, by its keys or places; None for a leaf."""
+    if hasattr(node, "_fields"):
+        node = node._asdict()
+    if isinstance(node, (list, tuple)):
+        node = dict(enumerate(node))
+    return node if isinstance(node, Mapping) else None
+
+
 def _nodes(tree: Any, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     """Find every mapping or named tuple in the tree that has these fields."""
-    if hasattr(tree, "_fields"):
-        tree = tree._asdict()
-    if isinstance(tree, Mapping):
-        if all(name in tree for name in fields):
-            yield tree
-            return
-        tree = list(tree.values())
-    if isinstance(tree, (list, tuple)):
-        for node in tree:
-            yield from _nodes(node, fields)
+    inner = _children(tree) or {}
+    if all(name in inner for name in fields):
+        yield inner
+        return
+    for node in inner.values():
+        yield from _nodes(node, fields)
 
 
 def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
@@ -194,15 +199,11 @@ def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
 
 def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every leaf with its path, "/" between names and numbers."""
-    if hasattr(tree, "_fields"):
-        tree = tree._asdict()
-    if isinstance(tree, (list, tuple)):
-        tree = dict(enumerate(tree))
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from flatten(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
-    elif tree is not None:
+    inner = _children(tree)
+    if inner is None and tree is not None:
         yield path, tree
+    for key, value in (inner or {}).items():
+        yield from flatten(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
 
 
 def _tensor(value: Any) -> Tensor:
