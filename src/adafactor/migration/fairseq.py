@@ -10,7 +10,12 @@ import torch
 from adafactor.core.settings import Settings
 from adafactor.migration.peer import ROUNDED_UPDATE, Group, Keywords, Peer, finite
 from adafactor.migration.state import Arguments, Format
+from adafactor.schedules import with_warmup
 
+WARMUP = (
+    "warmup_init is a schedule here: without `scheduler = adafactor.schedules.warmup(optimizer{last})`{after} and its "
+    "`step()` after each step of the optimizer, the step size stays {lr:.3g}"
+)
 COMPOUNDS = (
     "fairseq multiplies group['lr'] by max(ε₂, RMS(X)) anew with every parameter and every step when scale_parameter "
     "is on and relative_step off, so that its steps vanish (at RMS(X) = 0.05 within 20 steps, to 0 % of ours); ours "
@@ -25,17 +30,38 @@ L2 = "20 steps with weight_decay=0.01 and gradients of RMS 1 end 9 % of the dist
 UNSAVED = "state dicts of {peer} do not hold {names}: taken as its defaults, pass others in arguments"
 
 
+def express_common(group: Group, relative_step: bool) -> Keywords:
+    """Translate what fairseq and its descendants have in common: the step size, clipping, c and weight decay."""
+    args, group.keeps_lr = group.args, not relative_step
+    keywords = {
+        "lr": args["lr"],
+        "lr_decay": None,
+        "clip": finite(args["clip_threshold"]),
+        "decay_rate": -args["decay_rate"],
+        "weight_decay": args["weight_decay"],
+    }
+    if relative_step and args["warmup_init"]:
+        lr = with_warmup(1 if group.step is None else group.step + 1)
+        last, after = "", ""
+        if group.step is not None:
+            last, after = f", last_epoch={group.step - 1}", " after `load_state_dict`"
+        group.note(WARMUP, last=last, after=after, lr=lr)
+        return {**keywords, "lr": lr, "initial_lr": 1.0}
+    if relative_step:
+        return {**keywords, "lr": 1e-2, "lr_decay": "rsqrt"}
+    if args["lr"] is None:
+        raise ValueError(f"{group.peer.name}: lr=None with relative_step=False is no step size")
+    return keywords
+
+
 def _express(group: Group) -> Keywords:
     args = group.args
     if group.step is None and args["lr"] is not None and args["relative_step"]:
         raise ValueError(f"{group.peer.name} takes lr={args['lr']!r} only with relative_step=False")
     return {
-        **group.step_size(args["relative_step"]),
+        **express_common(group, args["relative_step"]),
         "eps": tuple(args["eps"]),
-        "clip": finite(args["clip_threshold"]),
-        "decay_rate": -args["decay_rate"],
         "beta1": args["beta1"] or 0.0,
-        "weight_decay": args["weight_decay"],
         "relative": args["scale_parameter"],
     }
 
@@ -76,11 +102,9 @@ def _express_pytorch_optimizer(group: Group) -> Keywords:
     is_l2 = args["weight_decay"] and not args["weight_decouple"]
     group.leave_out("weight_decouple=False", is_l2, L2)
     keywords = {
-        **group.step_size(args["relative_step"]),
+        **express_common(group, args["relative_step"]),
         **group.momentum(beta1, args["momentum_dtype"], ROUNDED_UPDATE),
         "beta2_max": cap if cap < 1 else None,
-        "clip": finite(args["clip_threshold"]),
-        "decay_rate": -args["decay_rate"],
         "eps": (1e-7 if args["momentum_dtype"] == torch.float16 else args["eps1"], args["eps2"]),
         "weight_decay": 0.0 if is_l2 else args["weight_decay"] or 0.0,
         "weight_decay_by": "constant" if args["fixed_decay"] else "alpha",

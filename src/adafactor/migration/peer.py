@@ -22,16 +22,11 @@ from adafactor.migration.state import (
     factored_axes,
     refuse_damage,
 )
-from adafactor.schedules import with_warmup
 
 KEYWORDS = tuple(keyword.name for keyword in fields(Settings))
 Keywords = dict[str, Any]  # of ours
 Rule = Callable[[Arguments, Shape, str], Axes | None]  # the axes over which a parameter of this name is factored
 
-WARMUP = (
-    "warmup_init is a schedule here: without `scheduler = adafactor.schedules.warmup(optimizer{last})`{after} and its "
-    "`step()` after each step of the optimizer, the step size stays {lr:.3g}"
-)
 ROUNDED_UPDATE = (
     "{peer} rounds updates to half precision before it averages them, and steps with the rounded average; ours "
     "averages in float32 and rounds what it keeps: 20 steps end 0.8 % of the distance travelled apart (0.07 % in "
@@ -122,22 +117,6 @@ class Group:
         """Note that an argument has no counterpart, and what that amounts to, where it is on."""
         if is_on:
             self.note("{argument} of {peer} has no counterpart and is left out: {size}", argument=argument, size=size)
-
-    def step_size(self, relative_step: bool) -> Keywords:
-        """Translate lr, relative_step and warmup_init of fairseq and its descendants."""
-        self.keeps_lr = not relative_step
-        if relative_step and self.args["warmup_init"]:
-            lr = with_warmup(1 if self.step is None else self.step + 1)
-            last, after = "", ""
-            if self.step is not None:
-                last, after = f", last_epoch={self.step - 1}", " after `load_state_dict`"
-            self.note(WARMUP, last=last, after=after, lr=lr)
-            return {"lr": lr, "lr_decay": None, "initial_lr": 1.0}
-        if relative_step:
-            return {"lr": 1e-2, "lr_decay": "rsqrt"}
-        if self.args["lr"] is None:
-            raise ValueError(f"{self.peer.name}: lr=None with relative_step=False is no step size")
-        return {"lr": self.args["lr"], "lr_decay": None}
 
     def momentum(self, beta1: float | None, dtype: Any, difference: str) -> Keywords:
         """Translate β₁, and the dtype of the momentum: torch's, NumPy's or its name; a float16 one becomes float32."""

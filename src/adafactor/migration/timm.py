@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from adafactor.migration.fairseq import express_common
 from adafactor.migration.peer import ROUNDED_UPDATE, Group, Keywords, Peer, finite, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, Shape
 
@@ -22,12 +23,9 @@ def _express(group: Group) -> Keywords:
         raise ValueError(f"{group.peer.name} takes warmup_init=True only without lr")
     beta1 = args["beta1"] if "beta1" in args else (args["betas"] or (None,))[0]
     keywords = {
-        **group.step_size(relative_step),
+        **express_common(group, relative_step),
         "eps": (args["eps"], args["eps_scale"]),
-        "clip": finite(args["clip_threshold"]),
-        "decay_rate": -args["decay_rate"],
         "beta1": beta1 or 0.0,
-        "weight_decay": args["weight_decay"],
         "relative": bool(relative_step and args["scale_parameter"]),
         "min_factored": args["min_dim_size_to_factor"] + 1,
     }
