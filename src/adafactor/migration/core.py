@@ -74,7 +74,7 @@ def migrate(
     _check_names(source, target)
     _check_owner(state_dict, source)
     converted: StateDict = state_dict
-    own = None if params is None else [member for members, _ in _read_params(params) for member in members]
+    own = None if params is None else [member for _, members in _read_params(params) for member in members]
     notes: list[str] = []
     with refuse_damage(f"the state or the arguments of {NAMES[source]}"):
         if source != OURS:
@@ -118,7 +118,7 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     args = {**peer.defaults, **arguments}
     defaults = Group(peer, args, [], given=args).checked_keywords()
     groups = []
-    for members, overrides in _read_params(params):
+    for overrides, members in _read_params(params):
         extras = {key: value for key, value in overrides.items() if key not in args}
         groups.append(Group(peer, {**args, **overrides}, members, given=args, extras=extras))
     ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
@@ -186,8 +186,8 @@ def _warn(notes: Iterable[str]) -> None:
         warnings.warn(note, MigrationWarning, stacklevel=3)
 
 
-def _read_params(params: Any) -> list[tuple[list[Member], dict[str, Any]]]:
-    """Return the parameters of each group, as any torch optimizer takes them, and what else the group says."""
+def _read_params(params: Any) -> list[tuple[dict[str, Any], list[Member]]]:
+    """Return the groups that any torch optimizer takes, each with its parameters and what else it says."""
     if isinstance(params, Tensor):
         raise TypeError("params must be parameters or groups, not one tensor")
     items = list(params.items() if isinstance(params, Mapping) else params)
@@ -196,7 +196,7 @@ def _read_params(params: Any) -> list[tuple[list[Member], dict[str, Any]]]:
     for group in groups:
         own = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
         members = [_new_member(number, item) for number, item in enumerate(own)]
-        result.append((members, {key: value for key, value in group.items() if key != "params"}))
+        result.append(({key: value for key, value in group.items() if key != "params"}, members))
     return result
 
 

@@ -119,14 +119,13 @@ def read(tree: Any, peer: Peer, args: Arguments, params: list[Member] | None, pa
         raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(entries)))}")
     if extra := sorted(entries.keys() - {path for path, _ in places.values()}):
         raise ValueError(f"the state has {extra[0]!r}, which is none of the parameters")
-    for number, param in enumerate(params):
+    for param in params:
         (path, order), shape = places[param.name], param.shape or ()
         theirs = tuple(shape[order.index(axis)] for axis in range(len(shape)))
         unused = ("v_row", "v_col") if peer.rule(args, theirs, path) is None else ("v",)  # of one element each
         entry = {key: _tensor(value) for key, value in entries[path].items() if key not in unused}
         param.moments = peer.read(args, Member(path, path, True, theirs, entry), step).permute(order)
         param.slices = tuple(order.index(axis) for axis in peer.slices(args, path))
-        param.item = number
     return params
 
 
