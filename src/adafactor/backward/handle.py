@@ -18,7 +18,7 @@ from adafactor.backward.spent import forget, spend
 from adafactor.backward.units import Turns, Unit, find_modules
 from adafactor.core import dtensor
 from adafactor.core.record import entries_of
-from adafactor.distributed.average import check_copies, group_of
+from adafactor.distributed.average import check_copies
 from adafactor.distributed.reductions import whole_norms
 from adafactor.distributed.shard import Group
 from adafactor.optimizer import Adafactor
@@ -278,7 +278,7 @@ def _group(model: nn.Module, process_group: ProcessGroup | None) -> Group | None
     """The group over which gradients are averaged, with the device of the parameters."""
     if process_group is None:
         return None
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, get_world_size
 
     if not isinstance(process_group, ProcessGroup):
         kind = type(process_group).__name__
@@ -287,7 +287,8 @@ def _group(model: nn.Module, process_group: ProcessGroup | None) -> Group | None
         [name for name, p in model.named_parameters() if dtensor.is_sharded(p)],
         "sharded (DTensor), so its gradients are reduced already; process_group= is for copies of plain parameters",
     )
-    return group_of(process_group, next(p.device for p in model.parameters()))
+    device = next(p.device for p in model.parameters())
+    return Group(process_group, get_world_size(process_group), device.type)
 
 
 def _check_pair(model: nn.Module, optimizer: Adafactor) -> None:

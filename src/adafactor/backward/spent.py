@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from adafactor.core import dtensor
 
@@ -39,11 +39,11 @@ class Spent(Tensor):
     ) -> Any:
         """Every operation comes here."""
         aten = torch.ops.aten
-        spent = next(arg for arg in _flat([*args, *(kwargs or {}).values()]) if isinstance(arg, Spent))
+        spent = next(arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, Spent))
         if func in (aten.view.default, aten.alias.default, aten.detach.default):  # a DTensor makes these of its part
             return Spent(spent, spent.of, spent.measured)
         if func in (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar) and args[1:] in ((), (2,)):
-            norms = [one.measured for one in _flat(args[:1])]
+            norms = [one.measured for one in tree_leaves(args[0])]
             if None not in norms:
                 dtype = (kwargs or {}).get("dtype")
                 copies = [norm.to(dtype or norm.dtype, copy=True) for norm in norms]
@@ -91,11 +91,3 @@ def forget(p: Tensor) -> None:
     """Put None in the place of a gradient that was used and freed."""
     if is_spent(p.grad):
         p.grad = None
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _flat(value)
-        else:
-            yield value

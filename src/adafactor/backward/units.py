@@ -12,6 +12,7 @@ end, or where a rank's backward has reached none of the parameters, in `optimize
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from weakref import WeakMethod
 
 import torch
@@ -26,29 +27,12 @@ from adafactor.distributed.shard import Group
 PACK = 1 << 20  # bytes: smaller gradients are averaged together until they are as many
 
 
+@dataclass(frozen=True, eq=False)
 class Unit:
     """Parameters that step together."""
 
-    def __init__(self, params: Iterable[Tensor], place: tuple[nn.Module, str] | None = None):
-        """With the place of the first of them in its module, where it is FSDP2's."""
-        self.params = tuple(params)
-        self.place = place
-        self.is_done = False  # since the last `optimizer.step()`
-        self._waiting: set[Tensor] = set()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all gradients are there; one of a backward that has failed may have been dropped since."""
-        return not self._waiting and all(p.grad is not None for p in self.params if p.requires_grad)
-
-    def note(self, p: Tensor) -> None:
-        """Note that the gradient of `p` is complete."""
-        self._waiting.discard(p)
-
-    def begin(self) -> None:
-        """Wait for the gradients of the next step."""
-        self.is_done = False
-        self._waiting = {p for p in self.params if p.requires_grad}
+    params: tuple[Tensor, ...]
+    place: tuple[nn.Module, str] | None = None  # of the first of them in its module, where it is FSDP2's
 
     def check_copy(self, name: str) -> None:
         """Refuse to step where FSDP2 goes on with the copy that it gathered before."""
@@ -75,22 +59,26 @@ class Turns:
             step: is called with the unit whose turn it is.
         """
         self.modules, self.group = modules, group
-        self._step_unit = WeakMethod(
-            step
-        )  # of what holds this: so that both are free as soon as nobody else holds them
+        # of what holds this: so that both are free as soon as nobody else holds them
+        self._step_unit = WeakMethod(step)
         self._params = list(params)[::-1]  # gradients mostly come in this order
-        self._seen: dict[Tensor, None] | None = {}  # the order in which they came in the first step; None: it is over
-        self._next = 0  # in the line
-        self._open: Unit | None = None  # a module whose gradients are coming
-        self._under_way: tuple[Unit, Average] | None = None
+        self._is_first = True  # no step has ended yet
         self._backward = -1  # torch's number of the backward in which the last gradient came
         self._line_up()
         self.begin()
 
+    def begin(self) -> None:
+        """Wait for the gradients of the next step, or again for those of this one."""
+        self._complete: dict[Tensor, None] = {}  # whose gradients are there, in the order in which they came
+        self._done: set[Unit] = set()
+        self._next = 0  # in the line
+        self._open: Unit | None = None  # a module whose gradients are coming
+        self._under_way: tuple[Unit, Average] | None = None
+
     def arrived(self, p: Tensor, name: str) -> None:
         """Note that the gradient of `p` is complete, and step the units whose turn that makes it."""
         unit = self.units[p]
-        if unit.is_done:
+        if unit in self._done:
             if any(is_spent(q.grad) for q in self.units):
                 raise second_gradient(name)
             self.begin()  # somebody has dropped all gradients, after a failure say
@@ -101,19 +89,17 @@ class Turns:
                 "it is scaled: call optimizer.step() after the schedule without step_in_backward"
             )
         Variable._execution_engine.queue_callback(self.end_backward)
-        unit.note(p)
-        if self._seen is not None:
-            self._seen[p] = None
+        self._complete[p] = None
         if backward != self._backward:  # a unit that one before has left open is over, or waits for `optimizer.step()`
             self._open, self._backward = None, backward
         if self._open is not unit:
             self._close()
         if unit.place is not None:
             self._open = unit
-            if unit.is_complete:
+            if self._is_complete(unit):
                 self._close()
         elif not self.modules:  # beside modules, whose order is another, the line waits for the end
-            while self._next < len(self.line) and self.line[self._next].is_complete:
+            while self._next < len(self.line) and self._is_complete(self.line[self._next]):
                 self._start(self.line[self._next])
 
     def append(self, p: Tensor) -> None:
@@ -132,24 +118,22 @@ class Turns:
         """Step the units that no backward has reached: other ranks may have gradients for them."""
         self.end_backward()
         for unit in self.modules:
-            if not unit.is_done:
+            if unit not in self._done:
                 self._step(unit)
 
     def end_step(self) -> None:
         """End the step; after the first one stand in line as gradients came to the first rank, and the others last."""
-        if self.group is not None and self._seen is not None:
+        if self.group is not None and self._is_first:
             places = {p: place for place, p in enumerate(self._params)}
-            first = self.group.ask([places[p] for p in self._seen])[0]
+            first = self.group.ask([places[p] for p in self._complete])[0]
             self._params = [self._params[place] for place in dict.fromkeys([*first, *places.values()])]
             self._line_up()
-        self._seen = None
+        self._is_first = False
         self.begin()
 
-    def begin(self) -> None:
-        """Wait for the gradients of the next step, or again for those of this one."""
-        for unit in (*self.modules, *self.line):
-            unit.begin()
-        self._next, self._open, self._under_way = 0, None, None
+    def _is_complete(self, unit: Unit) -> bool:
+        """Whether all gradients are there; one of a backward that has failed may have been dropped since."""
+        return all(p in self._complete and p.grad is not None for p in unit.params if p.requires_grad)
 
     def _line_up(self) -> None:
         self.line = _pack(self._params)
@@ -179,7 +163,7 @@ class Turns:
             self._step(unit)
 
     def _step(self, unit: Unit) -> None:
-        unit.is_done = True
+        self._done.add(unit)
         if (step := self._step_unit()) is not None:
             step(unit)
 
@@ -199,7 +183,7 @@ def find_modules(model: nn.Module) -> list[Unit]:
                 if p not in taken and dtensor.is_sharded(p):
                     taken.add(p)
                     own.append((p, owner, name))
-    return [Unit([p for p, *_ in own], place=own[0][1:]) for own in together.values() if own]
+    return [Unit(tuple(p for p, *_ in own), own[0][1:]) for own in together.values() if own]
 
 
 def _pack(params: Iterable[Tensor]) -> list[Unit]:
@@ -211,4 +195,4 @@ def _pack(params: Iterable[Tensor]) -> list[Unit]:
             units.append([])
         units[-1].append(p)
         kind, full = (p.dtype, p.device), sum(q.nbytes for q in units[-1]) >= PACK
-    return [Unit(unit) for unit in units]
+    return [Unit(tuple(unit)) for unit in units]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from adafactor.core.settings import RATES, Settings
 from adafactor.distributed.agreement import Facts, first_difference, rounded
 from adafactor.distributed.shard import Group
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the number of bytes
 
@@ -52,13 +49,6 @@ class Average:
             if is_there:
                 back = [order.index(axis) for axis in range(p.dim())]
                 p.grad = piece.view([p.shape[axis] for axis in order]).permute(back)
-
-
-def group_of(handle: ProcessGroup, device: torch.device) -> Group:
-    """A process group whose ranks hold copies of parameters on some device."""
-    import torch.distributed as dist
-
-    return Group(handle, dist.get_world_size(handle), device.type)
 
 
 def check_copies(given: Sequence[tuple[str, Tensor, Mapping[str, Any], Mapping[str, Any]]], group: Group) -> None:

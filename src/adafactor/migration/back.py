@@ -7,28 +7,17 @@ from typing import Any
 
 from adafactor.core.settings import Settings
 from adafactor.migration import state
-from adafactor.migration.peer import KEYWORDS, Peer, last_two
-from adafactor.migration.state import (
-    Arguments,
-    Entry,
-    NamedShapes,
-    Shape,
-    StateDict,
-    check_state_dict,
-    factored_axes,
-    match_shapes,
-    names_in,
-)
+from adafactor.migration.peer import KEYWORDS, Group, Peer, last_two
+from adafactor.migration.state import Arguments, Member, StateDict, factored_axes, read_groups
 
 NOT_FINITE = "{peer} steps with NaN and infinite gradients too, which ruins the parameters; ours skips such steps"
 
 
-def convert(state_dict: Any, peer: Peer, shapes: NamedShapes | None) -> tuple[StateDict, list[str]]:
+def convert(state_dict: Any, peer: Peer, params: list[Member] | None) -> tuple[StateDict, list[str]]:
     """Return the peer's state dict of ours, and what will differ."""
-    our_groups, entries = check_state_dict(state_dict)
-    shape_of = match_shapes(our_groups, shapes)
-    groups, converted, notes = [], {}, []
-    for group in our_groups:
+    groups, notes = [], []
+    converted: dict[Any, dict[str, Any]] = {}
+    for group, members in read_groups(state_dict, params):
         try:
             settings = Settings.of(group)
         except (KeyError, TypeError, ValueError) as wrong:
@@ -36,17 +25,13 @@ def convert(state_dict: Any, peer: Peer, shapes: NamedShapes | None) -> tuple[St
         args, differences = translate(settings, peer)
         groups.append({**{k: v for k, v in group.items() if k not in KEYWORDS}, **args})
         notes += differences
-        for key, name in zip(group["params"], names_in(group), strict=True):
-            if entry := entries.get(key):
-                converted[key] = _write_entry(
-                    entry, vars(settings), peer, shape_of.get(key), name or f"parameter {key}"
-                )
+        converted |= {m.item: _write_entry(m, vars(settings), peer) for m in members if m.entry}
     return {"state": converted, "param_groups": groups}, notes
 
 
-def _write_entry(entry: Entry, keywords: Arguments, peer: Peer, shape: Shape | None, name: str) -> dict[str, Any]:
+def _write_entry(member: Member, keywords: Arguments, peer: Peer) -> dict[str, Any]:
     """Return the peer's state of a parameter, which it factors over the last two axes."""
-    moments = state.OURS.read(entry, lambda shape: factored_axes(shape, keywords), shape, None, name)
+    moments, name = state.OURS.read(member, lambda shape: factored_axes(shape, keywords)), member.name
     axes = last_two({}, moments.shape, name)
     if axes and moments.axes and set(moments.axes) != set(axes):
         raise ValueError(
@@ -60,25 +45,26 @@ def _write_entry(entry: Entry, keywords: Arguments, peer: Peer, shape: Shape | N
 
 def translate(settings: Settings, peer: Peer) -> tuple[dict[str, Any], list[str]]:
     """Return the peer's arguments for a group of ours, and what will differ; refuse keywords that would be lost."""
-    expressed = {argument.keyword for argument in peer.arguments.values()}
+    assert peer.back is not None
+    own, notes = peer.back(settings)
+    args = {**peer.defaults, **own}
+    back_again = Group(peer, args, []).keywords
     lost = [
         f"{keyword.name}={value!r}"
         for keyword in fields(settings)
-        if (value := getattr(settings, keyword.name)) != peer.fixed.get(keyword.name, keyword.default)
-        and keyword.name not in expressed | _without_effect(settings, peer)
+        if (value := getattr(settings, keyword.name)) != back_again.get(keyword.name, keyword.default)
+        and keyword.name not in _without_effect(settings, peer)
     ]
     if lost:
         raise ValueError(f"{peer.name} has nothing like {', '.join(lost)}")
-    args = peer.defaults
-    args |= {name: a.to_theirs(getattr(settings, a.keyword)) for name, a in peer.arguments.items()}
-    assert peer.back is not None
-    notes = [*peer.back(settings, args), *([NOT_FINITE] if settings.on_nonfinite == "skip" else [])]
+    notes = [*notes, *([NOT_FINITE] if settings.on_nonfinite == "skip" else [])]
     return args, [note.format(peer=peer.name) for note in notes]
 
 
 def _without_effect(settings: Settings, peer: Peer) -> set[str]:
     """Return keywords that the peer does not need to have for the same steps."""
     unused = {"axes", "min_factored"}  # the shapes of the statistics say which
+    unused.add("eps")  # ε₂ is the same, and how ε₁ differs is in the notes
     if not settings.beta1:
         unused |= {"momentum_of", "momentum_dtype"}
     if not settings.beta1 or settings.momentum_dtype == "float32":

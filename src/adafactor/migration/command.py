@@ -14,7 +14,8 @@ from torch import Tensor
 
 from adafactor.migration import files, trees
 from adafactor.migration.core import NAMES, OURS, PEERS, TARGETS, guess, migrate
-from adafactor.migration.peer import DAMAGED, MigrationWarning
+from adafactor.migration.peer import MigrationWarning
+from adafactor.migration.state import refuse_damage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,44 +59,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert one checkpoint; differences are told on stderr."""
-    try:
-        return _run(arguments)
-    except DAMAGED as wrong:
-        raise ValueError(f"{arguments.source} cannot be converted ({type(wrong).__name__}: {wrong})") from wrong
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    if (arguments.target is None) != arguments.in_place:
-        raise ValueError("name out.pt or say --in-place, one of the two")
-    source = files.locate(arguments.source)
-    before = source.with_name(f"{source.name}.before")
-    target, keep = (source, before) if arguments.in_place else (arguments.target, None)
-    if keep is not None and (keep.is_dir() or keep.exists() and not keep.samefile(source)):
-        raise ValueError(f"{keep} exists, from an earlier conversion: move it away if {source.name} is to be converted")
-    if keep is None and target.exists() and not arguments.force:
-        raise ValueError(f"{target} exists; --force replaces it")
-    checkpoint = files.read(source)
-    keys: list[str | int] = []
-    if arguments.key is not None:
-        keys = [files.key(word) for word in arguments.key.split(".")]
-    elif (arguments.peer or trees.recognise(checkpoint)) not in trees.FIELDS:  # a tree is the checkpoint itself
-        keys = _find(checkpoint, source)
-    state_dict = _get(checkpoint, keys)
-    peer = guess(state_dict) if arguments.peer is None else arguments.peer
-    params = None if arguments.params is None else _weights(arguments.params)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", MigrationWarning)
-        converted = migrate(
-            state_dict, peer, arguments.to, params=params, arguments=arguments.arguments, paths=arguments.paths
-        )
-    for note in caught:
-        print(f"adafactor migrate: {note.message}", file=sys.stderr)
-    distributed = files.is_distributed(source) and not target.suffix
-    files.write(_put(checkpoint, keys, converted), target, distributed, keep)
-    kept = "" if keep is None else f"; what it was is {keep}"
-    groups, name = len(converted["param_groups"]), NAMES[peer]
-    print(f"{target}: {len(converted['state'])} parameters in {groups} groups, from {name}{kept}")
-    return 0
+    with refuse_damage(str(arguments.source)):
+        if (arguments.target is None) != arguments.in_place:
+            raise ValueError("name out.pt or say --in-place, one of the two")
+        source = files.locate(arguments.source)
+        before = source.with_name(f"{source.name}.before")
+        target, keep = (source, before) if arguments.in_place else (arguments.target, None)
+        if keep is not None and (keep.is_dir() or keep.exists() and not keep.samefile(source)):
+            raise ValueError(
+                f"{keep} exists, from an earlier conversion: move it away if {source.name} is to be converted"
+            )
+        if keep is None and target.exists() and not arguments.force:
+            raise ValueError(f"{target} exists; --force replaces it")
+        checkpoint = files.read(source)
+        keys: list[str | int] = []
+        if arguments.key is not None:
+            keys = [files.key(word) for word in arguments.key.split(".")]
+        elif (arguments.peer or trees.recognise(checkpoint)) not in trees.FIELDS:  # a tree is the checkpoint itself
+            keys = _find(checkpoint, source)
+        state_dict = _get(checkpoint, keys)
+        peer = guess(state_dict) if arguments.peer is None else arguments.peer
+        params = None if arguments.params is None else _weights(arguments.params)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", MigrationWarning)
+            converted = migrate(
+                state_dict, peer, arguments.to, params=params, arguments=arguments.arguments, paths=arguments.paths
+            )
+        for note in caught:
+            print(f"adafactor migrate: {note.message}", file=sys.stderr)
+        distributed = files.is_distributed(source) and not target.suffix
+        files.write(_put(checkpoint, keys, converted), target, distributed, keep)
+        kept = "" if keep is None else f"; what it was is {keep}"
+        groups, name = len(converted["param_groups"]), NAMES[peer]
+        print(f"{target}: {len(converted['state'])} parameters in {groups} groups, from {name}{kept}")
+        return 0
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -10,16 +10,8 @@ from torch import Tensor
 
 from adafactor.core.settings import Settings
 from adafactor.migration import back, fairseq, timm, torch_optim, trees
-from adafactor.migration.peer import DAMAGED, KEYWORDS, Group, Member, MigrationWarning, Peer, our_state_dict
-from adafactor.migration.state import (
-    Arguments,
-    NamedShapes,
-    Shape,
-    StateDict,
-    check_state_dict,
-    match_shapes,
-    names_in,
-)
+from adafactor.migration.peer import KEYWORDS, Group, MigrationWarning, Peer, our_state_dict
+from adafactor.migration.state import Arguments, Member, StateDict, read_groups, refuse_damage
 from adafactor.optimizer import Adafactor
 
 PEERS = {
@@ -82,30 +74,23 @@ def migrate(
     _check_names(source, target)
     _check_owner(state_dict, source)
     converted: StateDict = state_dict
-    shapes: NamedShapes | None = None
-    if params is not None:
-        members = [member for members, _ in _read_params(params) for member in members]
-        shapes = [(member.name if member.is_named else None, member.shape or ()) for member in members]
+    own = None if params is None else [member for _, members in _read_params(params) for member in members]
     notes: list[str] = []
-    if source != OURS:
-        peer, given = PEERS[source], dict(arguments or {})
-        _check_arguments(peer, given)
-        try:
+    with refuse_damage(f"the state or the arguments of {NAMES[source]}"):
+        if source != OURS:
+            peer, given = PEERS[source], dict(arguments or {})
+            _check_arguments(peer, given)
             if source in trees.FIELDS:
                 args = {**peer.defaults, **given}
-                members = trees.read(state_dict, peer, args, shapes, paths or {})
+                members = trees.read(state_dict, peer, args, own, paths or {})
                 groups = [Group(peer, args, members, saved={}, given=given)]  # a tree has no groups
             else:
-                groups = _read_state_dict(state_dict, peer, shapes, given)
-            converted, notes = our_state_dict(groups), [note for group in groups for note in group.notes]
-        except DAMAGED as wrong:
-            raise ValueError(
-                f"the state or the arguments of {peer.name} cannot be converted ({type(wrong).__name__}: {wrong})"
-            ) from wrong
-        shapes = None  # checked, and our groups may have another order
-    if target != OURS:
-        converted, differences = back.convert(converted, PEERS[target], shapes)
-        notes += differences
+                groups = _read_state_dict(state_dict, peer, own, given)
+            converted, own = our_state_dict(groups), None  # checked, and our groups may have another order
+            notes = [note for group in groups for note in group.notes]
+        if target != OURS:
+            converted, differences = back.convert(converted, PEERS[target], own)
+            notes += differences
     _warn(notes)
     return converted
 
@@ -133,7 +118,7 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     args = {**peer.defaults, **arguments}
     defaults = Group(peer, args, [], given=args).checked_keywords()
     groups = []
-    for members, overrides in _read_params(params):
+    for overrides, members in _read_params(params):
         extras = {key: value for key, value in overrides.items() if key not in args}
         groups.append(Group(peer, {**args, **overrides}, members, given=args, extras=extras))
     ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
@@ -201,8 +186,8 @@ def _warn(notes: Iterable[str]) -> None:
         warnings.warn(note, MigrationWarning, stacklevel=3)
 
 
-def _read_params(params: Any) -> list[tuple[list[Member], dict[str, Any]]]:
-    """Return the parameters of each group, as any torch optimizer takes them, and what else the group says."""
+def _read_params(params: Any) -> list[tuple[dict[str, Any], list[Member]]]:
+    """Return the groups that any torch optimizer takes, each with its parameters and what else it says."""
     if isinstance(params, Tensor):
         raise TypeError("params must be parameters or groups, not one tensor")
     items = list(params.items() if isinstance(params, Mapping) else params)
@@ -211,7 +196,7 @@ def _read_params(params: Any) -> list[tuple[list[Member], dict[str, Any]]]:
     for group in groups:
         own = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
         members = [_new_member(number, item) for number, item in enumerate(own)]
-        result.append((members, {key: value for key, value in group.items() if key != "params"}))
+        result.append(({key: value for key, value in group.items() if key != "params"}, members))
     return result
 
 
@@ -222,34 +207,19 @@ def _new_member(number: int, item: Any) -> Member:
     return Member(name, item, is_named, tuple(int(n) for n in getattr(value, "shape", value)))
 
 
-def _read_state_dict(state_dict: Any, peer: Peer, shapes: NamedShapes | None, given: Arguments) -> list[Group]:
+def _read_state_dict(state_dict: Any, peer: Peer, params: list[Member] | None, given: Arguments) -> list[Group]:
     """Read every group of a torch optimizer's state dict."""
-    their_groups, entries = check_state_dict(state_dict)
-    shape_of = match_shapes(their_groups, shapes)
     groups = []
-    for group in their_groups:
+    for group, members in read_groups(state_dict, params):
         for name, value in given.items():
             if name not in peer.renewable and group.get(name, ...) not in (..., value):
                 raise ValueError(f"{name}={value!r} is given, but the state dict has {group[name]!r}")
         args = {**peer.defaults, **group, **given}
-        members = [
-            _read_member(peer, args, group, key, name, entries.get(key), shape_of.get(key))
-            for key, name in zip(group["params"], names_in(group), strict=True)
-        ]
-        own = {*peer.defaults, *INTERNAL}
-        extras = {key: value for key, value in group.items() if key not in own}
+        for member in members:
+            if member.entry:
+                moments = peer.read(args, member, group.get("step"))
+                member.moments = peer.correct(moments, {**peer.defaults, **group})
+                member.shape = moments.shape
+        extras = {key: value for key, value in group.items() if key not in (*peer.defaults, *INTERNAL)}
         groups.append(Group(peer, args, members, group, given, extras))
     return groups
-
-
-def _read_member(
-    peer: Peer, args: Arguments, group: Arguments, key: Any, own_name: str | None, entry: Any, shape: Shape | None
-) -> Member:
-    member = Member(own_name or f"parameter {key}", key, bool(own_name), shape)
-    if entry:
-        if not isinstance(entry, Mapping):
-            raise ValueError(f"the state of {member.name} is {type(entry).__name__}, not a dict")
-        moments = peer.read(args, entry, shape, group.get("step"), member.name)
-        member.moments = peer.correct(moments, {**peer.defaults, **group})
-        member.shape = moments.shape
-    return member

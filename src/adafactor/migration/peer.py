@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
 
-from adafactor.core.factoring import is_stack
 from adafactor.core.settings import Settings
 from adafactor.migration import state
-from adafactor.migration.argument import Argument
-from adafactor.migration.state import Arguments, Axes, Entry, Format, Moments, Shape, StateDict, factored_axes
-from adafactor.schedules import with_warmup
+from adafactor.migration.state import (
+    Arguments,
+    Axes,
+    Format,
+    Member,
+    Moments,
+    Shape,
+    StateDict,
+    factored_axes,
+    refuse_damage,
+)
 
 KEYWORDS = tuple(keyword.name for keyword in fields(Settings))
+Keywords = dict[str, Any]  # of ours
 Rule = Callable[[Arguments, Shape, str], Axes | None]  # the axes over which a parameter of this name is factored
 
-WARMUP = (
-    "warmup_init is a schedule here: without `scheduler = adafactor.schedules.warmup(optimizer{last})`{after} and its "
-    "`step()` after each step of the optimizer, the step size stays {lr:.3g}"
-)
 ROUNDED_UPDATE = (
     "{peer} rounds updates to half precision before it averages them, and steps with the rounded average; ours "
     "averages in float32 and rounds what it keeps: 20 steps end 0.8 % of the distance travelled apart (0.07 % in "
@@ -31,10 +36,6 @@ SLICES = (
     "{peer} clips and scales the slices of {name} by themselves, ours only those along a first axis: 20 steps on "
     "slices whose RMS differ 10 times end 67 % of the distance travelled apart"
 )
-UNSAVED = "state dicts of {peer} do not hold {names}: taken as its defaults, pass others in arguments"
-
-# what values of the wrong type or size lead to: a state dict from a file may hold anything anywhere
-DAMAGED = (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
 
 
 class MigrationWarning(UserWarning):
@@ -54,16 +55,18 @@ def two_largest(args: Arguments, shape: Shape, name: str) -> Axes | None:
     return (first, second) if shape[first] >= args["min_dim_size_to_factor"] else None
 
 
+def finite(d: float | None) -> float | None:
+    """Return a bound of RMS(U) as our `clip`: infinity is no clipping."""
+    return None if d is None or math.isinf(d) else d
+
+
 @dataclass(frozen=True)
 class Peer:
     """One other implementation: what its arguments and the keys of its state mean to us."""
 
     name: str
-    arguments: Mapping[str, Argument]  # those with a counterpart of their own
-    others: Mapping[str, Any]  # those that `express` reads, with their defaults
-    express: Callable[[Group], None]  # what depends on more than one argument, and what differs
-    left_out: Mapping[str, str] = field(default_factory=dict)  # those without a counterpart, and what that amounts to
-    ignored: tuple[str, ...] = ()  # those that change no step
+    defaults: Arguments  # of all its arguments
+    express: Callable[[Group], Keywords]  # returns our keywords for a group of it, and notes what differs
     fixed: Arguments = field(default_factory=dict)  # keywords of ours for what it always does
     format: Format = Format("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")
     rule: Rule = last_two
@@ -73,55 +76,13 @@ class Peer:
     # moments that are not averages as ours are, made so with the arguments that they were made with
     correct: Callable[[Moments, Arguments], Moments] = lambda moments, args: moments
     signs: frozenset[str] = frozenset()  # keys of its groups by which it is known
-    unsaved: tuple[str, ...] = ()  # arguments that its state dicts do not hold
     renewable: tuple[str, ...] = ("lr",)  # arguments that may be given although its state dicts hold them
-    # for the way back: changes arguments that depend on more than one keyword, and returns what will differ
-    back: Callable[[Settings, dict[str, Any]], list[str]] | None = None
+    # for the way back: returns its arguments for a group of ours, and what will differ
+    back: Callable[[Settings], tuple[Arguments, list[str]]] | None = None
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Its arguments with their defaults."""
-        counterparts = {name: argument.default for name, argument in self.arguments.items()}
-        return {**counterparts, **self.others, **dict.fromkeys((*self.left_out, *self.ignored))}
-
-    def read(self, args: Arguments, entry: Entry, shape: Shape | None, step: Any, name: str) -> Moments:
-        """Read the moments of a parameter; its shape and the number of steps are needed where the entry lacks them."""
-        return self.format.read(entry, lambda shape: self.rule(args, shape, name), shape, step, name)
-
-    def treat(self, args: Arguments, member: Member, keywords: Arguments) -> Arguments:
-        """Return what must change of our keywords so that ours factors a parameter as this peer does."""
-        shape, name = member.shape, member.name
-        if not self.varies:
-            return {}
-        if shape is None:
-            raise ValueError(f"{name} has no state, so that its shape is unknown: pass params")
-        axes = self.rule(args, shape, name) if member.moments is None else member.moments.axes
-        if axes and 1 in (shape[axes[0]], shape[axes[1]]):  # ours does not factor it: the same, for less
-            axes = None
-        sliced: Arguments = {"per_slice": True} if member.is_sliced else {}
-        if set(factored_axes(shape, {**keywords, **sliced}) or ()) == set(axes or ()):
-            return sliced
-        if not axes:
-            return {"factored": False, **sliced}
-        first = 1 if member.is_sliced else 0  # the axes that we name are those of a slice
-        return {"axes": (axes[0] - first, axes[1] - first), "min_factored": 0, **sliced}
-
-
-@dataclass
-class Member:
-    """A parameter on its way into one of our groups."""
-
-    name: str  # for messages; its own if it is named
-    item: Any  # what the new group holds: a number, a tensor, or a (name, tensor) pair
-    is_named: bool
-    shape: Shape | None  # None if it is unknown
-    moments: Moments | None = None
-    slices: tuple[int, ...] = ()  # the axes along which the peer steps slices by themselves
-
-    @property
-    def is_sliced(self) -> bool:
-        """Whether our `per_slice` does the same."""
-        return self.slices == (0,) and self.shape is not None and is_stack(self.shape)
+    def read(self, args: Arguments, member: Member, step: Any) -> Moments:
+        """Read the moments of a parameter; the number of steps is for an entry that lacks it."""
+        return self.format.read(member, lambda shape: self.rule(args, shape, member.name), step)
 
 
 @dataclass
@@ -133,8 +94,7 @@ class Group:
     members: list[Member]
     saved: Arguments | None = None  # what its state holds of the arguments; None for a new optimizer
     given: Arguments = field(default_factory=dict)  # what the caller says of those of the optimizer
-    extras: Mapping[str, Any] = field(default_factory=dict)  # keys that are nobody's argument, such as a scheduler's
-    keywords: dict[str, Any] = field(default_factory=dict)
+    extras: Arguments = field(default_factory=dict)  # keys that are nobody's argument, such as a scheduler's
     notes: list[str] = field(default_factory=list)
     keeps_lr: bool = True  # our lr is theirs, so that a scheduler's `initial_lr` stays
     step_offset: int = 0  # our step is theirs minus this
@@ -144,57 +104,29 @@ class Group:
         steps = [m.moments.step for m in self.members if m.moments is not None]
         self.step = None if self.saved is None else max(steps, default=0)
         self.args = {name: _plain(value) for name, value in self.args.items()}
-        try:
+        with refuse_damage(f"the arguments of {self.peer.name}"):
             for member in self.members if self.saved is None else []:  # of a state, they are known by their paths
                 member.slices = self.peer.slices(self.args, member.name)
-            for name, argument in self.peer.arguments.items():
-                self.keywords[argument.keyword] = argument.to_ours(self.args[name])
-            self.keywords |= self.peer.fixed
-            self.peer.express(self)
-        except DAMAGED as wrong:
-            raise ValueError(
-                f"the arguments of {self.peer.name} cannot be converted ({type(wrong).__name__}: {wrong})"
-            ) from wrong
-        for name, size in self.peer.left_out.items():
-            if self.args[name]:
-                self.leave_out(name, size)
-        if missing := [name for name in self.peer.unsaved if name not in self.given]:
-            self.note(UNSAVED, names=", ".join(missing))
+            self.keywords = {**self.peer.fixed, **self.peer.express(self)}
 
     def note(self, text: str, **values: Any) -> None:
         """Note a difference; the text may have places for the peer and for these values."""
         self.notes.append(text.format(peer=self.peer.name, **values))
 
-    def leave_out(self, argument: str, size: str) -> None:
-        """Note that an argument has no counterpart, and what that amounts to."""
-        self.notes.append(f"{argument} of {self.peer.name} has no counterpart and is left out: {size}")
+    def leave_out(self, argument: str, is_on: Any, size: str) -> None:
+        """Note that an argument has no counterpart, and what that amounts to, where it is on."""
+        if is_on:
+            self.note("{argument} of {peer} has no counterpart and is left out: {size}", argument=argument, size=size)
 
-    def set_step_size(self, relative_step: bool) -> None:
-        """Translate lr, relative_step and warmup_init of fairseq and its descendants."""
-        self.keeps_lr = not relative_step
-        if relative_step and self.args["warmup_init"]:
-            lr = with_warmup(1 if self.step is None else self.step + 1)
-            self.keywords |= {"lr": lr, "lr_decay": None, "initial_lr": 1.0}
-            last, after = "", ""
-            if self.step is not None:
-                last, after = f", last_epoch={self.step - 1}", " after `load_state_dict`"
-            self.note(WARMUP, last=last, after=after, lr=lr)
-        elif relative_step:
-            self.keywords |= {"lr": 1e-2, "lr_decay": "rsqrt"}
-        elif self.args["lr"] is None:
-            raise ValueError(f"{self.peer.name}: lr=None with relative_step=False is no step size")
-        else:
-            self.keywords |= {"lr": self.args["lr"], "lr_decay": None}
+    def momentum(self, beta1: float | None, dtype: Any, difference: str) -> Keywords:
+        """Translate β₁, and the dtype of the momentum: torch's, NumPy's or its name; a float16 one becomes float32."""
+        if beta1 and "float16" in str(dtype):
+            self.note(difference)
+            if "bfloat16" in str(dtype):
+                return {"beta1": beta1, "momentum_dtype": "bfloat16", "momentum_rounding": "nearest"}
+        return {"beta1": beta1 or 0.0}
 
-    def set_momentum_dtype(self, dtype: Any, difference: str) -> None:
-        """Translate the dtype of the momentum, torch's, NumPy's or its name; a float16 one becomes float32."""
-        if not self.keywords["beta1"] or "float16" not in str(dtype):
-            return
-        if "bfloat16" in str(dtype):
-            self.keywords |= {"momentum_dtype": "bfloat16", "momentum_rounding": "nearest"}
-        self.note(difference)
-
-    def checked_keywords(self) -> dict[str, Any]:
+    def checked_keywords(self) -> Keywords:
         """Return every keyword of our group, checked, and keys that are nobody's argument."""
         ours = {key: value for key, value in self.keywords.items() if key in KEYWORDS}
         try:
@@ -202,19 +134,34 @@ class Group:
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the arguments cannot be expressed: {wrong}") from wrong
         extras = {k: v for k, v in self.extras.items() if k not in KEYWORDS and (self.keeps_lr or k != "initial_lr")}
-        more = {key: value for key, value in self.keywords.items() if key not in KEYWORDS}
-        return {**extras, **{name: getattr(settings, name) for name in KEYWORDS}, **more}
+        return {**extras, **self.keywords, **{name: getattr(settings, name) for name in KEYWORDS}}
 
-    def split(self) -> list[tuple[dict[str, Any], list[Member]]]:
+    def split(self) -> list[tuple[Keywords, list[Member]]]:
         """Return our groups: one, or one for each treatment of parameters; each with its keywords."""
         keywords = self.checked_keywords()
         treatments: dict[tuple[tuple[str, Any], ...], list[Member]] = {}
         for member in self.members:
-            change = self.peer.treat(self.args, member, keywords)
+            change = self._treat(member, keywords) if self.peer.varies else {}
             if member.slices and not member.is_sliced:
                 self.note(SLICES, name=member.name)
             treatments.setdefault(tuple(change.items()), []).append(member)
         return [({**keywords, **dict(change)}, members) for change, members in (treatments or {(): []}).items()]
+
+    def _treat(self, member: Member, keywords: Keywords) -> Keywords:
+        """Return what must change of our keywords so that ours factors a parameter as the peer does."""
+        shape, name = member.shape, member.name
+        if shape is None:
+            raise ValueError(f"{name} has no state, so that its shape is unknown: pass params")
+        axes = self.peer.rule(self.args, shape, name) if member.moments is None else member.moments.axes
+        if axes and 1 in (shape[axes[0]], shape[axes[1]]):  # ours does not factor it: the same, for less
+            axes = None
+        sliced: Keywords = {"per_slice": True} if member.is_sliced else {}
+        if set(factored_axes(shape, {**keywords, **sliced}) or ()) == set(axes or ()):
+            return sliced
+        if not axes:
+            return {"factored": False, **sliced}
+        first = 1 if member.is_sliced else 0  # the axes that we name are those of a slice
+        return {"axes": (axes[0] - first, axes[1] - first), "min_factored": 0, **sliced}
 
     def our_moments(self, member: Member, keywords: Arguments) -> Moments:
         """Return what our state holds of a parameter."""

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
+from adafactor.core.factoring import STEP_DTYPE, Factored, find_factoring, is_stack
 
 Shape = tuple[int, ...]
 Axes = tuple[int, int]  # of rows and of columns
 Arguments = Mapping[str, Any]
 Entry = Mapping[str, Any]  # the state of one parameter
 StateDict = dict[str, Any]
-NamedShapes = list[tuple[str | None, Shape]]  # of the parameters in order, some or all with names
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float64, torch.float32, *HALF)
-ALLOWED_GAP = {True: 0.5, False: 0.02}  # between the means of the two factors: half precision or not
+# what values of the wrong type or size lead to
+DAMAGE = (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
+
+
+@contextmanager
+def refuse_damage(what: str) -> Iterator[None]:
+    """Raise a ValueError for any damage in a state or in arguments: those from a file may hold anything anywhere."""
+    try:
+        yield
+    except DAMAGE as wrong:
+        raise ValueError(f"{what} cannot be converted ({type(wrong).__name__}: {wrong})") from wrong
 
 
 @dataclass
@@ -32,7 +42,7 @@ class Moments:
     shape: Shape
     step: int
     full: Tensor | None = None  # V, in the parameter's shape
-    # axis → mean of V over it, in the shape without it; rows are means over the column axis, and come first
+    # axis → mean of V over it, which keeps the axis with length 1; rows are means over the column axis, and come first
     means: dict[int, Tensor] = field(default_factory=dict)
     momentum: Tensor | None = None
 
@@ -46,35 +56,52 @@ class Moments:
 
     def mean(self, axis: int) -> Tensor:
         """Return the mean of V over an axis."""
-        return self.means[axis] if self.full is None else self.full.mean(axis)
+        return self.means[axis] if self.full is None else self.full.mean(axis, keepdim=True)
 
     def unfactored(self) -> Tensor:
         """Return V; of factors, one of the two axes has length 1, and the mean over it is V itself."""
         if self.full is not None:
             return self.full
-        axis = min(self.means, key=lambda axis: (self.shape[axis], -axis))
-        return self.means[axis].unsqueeze(axis)
+        return self.means[min(self.means, key=lambda axis: (self.shape[axis], -axis))]
 
     def permute(self, order: tuple[int, ...]) -> Moments:
         """Return the same for the parameter `permute(order)`."""
-        means = {}
-        for axis, mean in self.means.items():
-            rest = [a - (a > axis) for a in order if a != axis]
-            means[order.index(axis)] = mean.permute(rest)
+        means = {order.index(axis): mean.permute(order) for axis, mean in self.means.items()}
         full, momentum = (None if t is None else t.permute(order) for t in (self.full, self.momentum))
         return Moments(tuple(self.shape[a] for a in order), self.step, full, means, momentum)
 
-    def check(self, half: bool, name: str) -> None:
-        """Refuse what cannot be the statistics of one gradient: both factors have the same mean, whatever the peer."""
+    def check(self, gap: float, name: str) -> None:
+        """Refuse what cannot be the statistics of one gradient: in every Adafactor, both factors have the same mean.
+
+        Of the larger mean, the smaller may miss this share.
+        """
         if self.momentum is not None and tuple(self.momentum.shape) != self.shape:
             raise ValueError(f"{name} of shape {self.shape} has a momentum of shape {tuple(self.momentum.shape)}")
         means = [float(t.double().mean()) for t in self.means.values() if t.numel()]
         if len(means) == 2 and all(map(math.isfinite, means)) and max(means) > 1e-30:
-            if min(means) < max(means) * (1 - ALLOWED_GAP[half]):
+            if min(means) < max(means) * (1 - gap):
                 raise ValueError(
                     f"the row and column statistics of {name} have the means {means[0]:.3g} and {means[1]:.3g}, which "
                     "are equal in every Adafactor: the state is damaged or of another optimizer"
                 )
+
+
+@dataclass
+class Member:
+    """A parameter on its way from one optimizer to another."""
+
+    name: str  # for messages; its own if it is named
+    item: Any  # what its group holds: a number, a name, a tensor, or a (name, tensor) pair
+    is_named: bool
+    shape: Shape | None = None  # None if it is unknown
+    entry: Entry = field(default_factory=dict)  # its state as it was found; empty if it has taken no step
+    moments: Moments | None = None  # what that says
+    slices: tuple[int, ...] = ()  # the axes along which the peer steps slices by themselves
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether our `per_slice` does the same."""
+        return self.slices == (0,) and self.shape is not None and is_stack(self.shape)
 
 
 @dataclass(frozen=True)
@@ -88,29 +115,27 @@ class Format:
     keeps_axes: bool = False  # the axis of a mean stays, with length 1
     count: Callable[[int], dict[str, Any]] = lambda step: {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
 
-    def read(
-        self, entry: Entry, axes_of: Callable[[Shape], Axes | None], shape: Shape | None, step: Any, name: str
-    ) -> Moments:
+    def read(self, member: Member, axes_of: Callable[[Shape], Axes | None], step: Any = None) -> Moments:
         """Read the moments of a parameter whose optimizer factors each shape over known axes.
 
-        Its own shape follows from that, and must be the one that is given, if any; the step is for an entry without.
+        Its own shape follows from that, and must be the one that is known, if any; the step is for an entry without.
         """
+        entry, name = member.entry, member.name
         steps = count_steps(entry.get("step", step), f"'step' of {name}")
-        momentum = _read_tensor(entry, self.momentum, name) if self.momentum in entry else None
+        momentum = _read_tensor(member, self.momentum) if self.momentum in entry else None
         if self.row in entry or self.col in entry:
-            row, col = _read_tensor(entry, self.row, name), _read_tensor(entry, self.col, name)
-            found, means = self._locate(row, col, axes_of, shape, name)
-            moments = Moments(found, steps, means=means, momentum=momentum)
+            shape, means = self._locate(member, axes_of)
+            moments = Moments(shape, steps, means=means, momentum=momentum)
         elif self.full in entry:
-            full = _read_tensor(entry, self.full, name)
+            full = _read_tensor(member, self.full)
             moments = Moments(tuple(full.shape), steps, full, momentum=momentum)
         else:
             raise ValueError(f"the state of {name} has neither {self.row!r} nor {self.full!r}; it has {_list(entry)}")
-        if shape is not None and moments.shape != shape:
-            raise ValueError(f"{name} has the shape {shape}, its state is of the shape {moments.shape}")
+        if member.shape not in (None, moments.shape):
+            raise ValueError(f"{name} has the shape {member.shape}, its state is of the shape {moments.shape}")
         # averages of second moments in half precision drift
         dtypes = {value.dtype for key, value in entry.items() if isinstance(value, Tensor) and key != self.momentum}
-        moments.check(not dtypes.isdisjoint(HALF), name)
+        moments.check(0.02 if dtypes.isdisjoint(HALF) else 0.5, name)
         return moments
 
     def write(self, moments: Moments, axes: Axes | None) -> dict[str, Any]:
@@ -118,34 +143,31 @@ class Format:
         if axes is None:
             state = {self.full: moments.unfactored()}
         else:
-            state = {self.row: moments.mean(axes[1]), self.col: moments.mean(axes[0])}
-            if self.keeps_axes:
-                state = {key: t.unsqueeze(axis) for (key, t), axis in zip(state.items(), axes[::-1], strict=True)}
+            means = {self.row: axes[1], self.col: axes[0]}
+            state = {key: moments.mean(axis) for key, axis in means.items()}
+            if not self.keeps_axes:
+                state = {key: t.squeeze(means[key]) for key, t in state.items()}
         if moments.momentum is not None:
             state[self.momentum] = moments.momentum
         return self.count(moments.step) | {key: t.clone() for key, t in state.items()}
 
-    def _locate(
-        self, row: Tensor, col: Tensor, axes_of: Callable[[Shape], Axes | None], given: Shape | None, name: str
-    ) -> tuple[Shape, dict[int, Tensor]]:
+    def _locate(self, member: Member, axes_of: Callable[[Shape], Axes | None]) -> tuple[Shape, dict[int, Tensor]]:
         """Find the shape, and the two axes, for which the optimizer would keep statistics of these shapes."""
+        row, col = _read_tensor(member, self.row), _read_tensor(member, self.col)
         fitting: list[tuple[Shape, dict[int, Tensor]]] = []
         dims = row.dim() + (not self.keeps_axes) if row.dim() == col.dim() else 0
         for row_axis, col_axis in itertools.permutations(range(dims), 2):
-            r, c = row, col
-            if self.keeps_axes:
-                if not row.shape[col_axis] == col.shape[row_axis] == 1:
-                    continue
-                r, c = row.squeeze(col_axis), col.squeeze(row_axis)
-            length = c.shape[col_axis - (col_axis > row_axis)]
-            shape = (*r.shape[:col_axis], length, *r.shape[col_axis:])
-            if tuple(c.shape) == drop(shape, row_axis) and axes_of(shape) == (row_axis, col_axis):
-                fitting.append((shape, {col_axis: r, row_axis: c}))
-        fitting = [one for one in fitting if one[0] == given] or fitting
+            r, c = (row, col) if self.keeps_axes else (row.unsqueeze(col_axis), col.unsqueeze(row_axis))
+            shape = (*r.shape[:col_axis], c.shape[col_axis], *r.shape[col_axis + 1 :])
+            if all(_is_mean(t, shape, axis) for t, axis in ((r, col_axis), (c, row_axis))):
+                if axes_of(shape) == (row_axis, col_axis):
+                    fitting.append((shape, {col_axis: r, row_axis: c}))
+        fitting = [one for one in fitting if one[0] == member.shape] or fitting
         if len(fitting) != 1:
+            given = "" if member.shape is None else f" of shape {member.shape}"
             raise ValueError(
-                f"{self.row!r} and {self.col!r} of {name} are {tuple(row.shape)} and {tuple(col.shape)}, not the means "
-                f"of rows and of columns of one tensor{'' if given is None else f' of shape {given}'}"
+                f"{self.row!r} and {self.col!r} of {member.name} are {tuple(row.shape)} and {tuple(col.shape)}, "
+                f"not the means of rows and of columns of one tensor{given}"
             )
         return fitting[0]
 
@@ -153,14 +175,20 @@ class Format:
 OURS = Format("full", "row", "col", "momentum")
 
 
-def _read_tensor(entry: Entry, key: str, name: str) -> Tensor:
-    """Read a statistic of an entry, in float32 or float64."""
-    if key not in entry:
-        raise ValueError(f"the state of {name} has no {key!r}; it has {_list(entry)}")
-    value = entry[key]
+def _is_mean(t: Tensor, shape: Shape, axis: int) -> bool:
+    """Return whether it has the shape of a mean over this axis, which stays with length 1."""
+    return tuple(t.shape) == (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+def _read_tensor(member: Member, key: str) -> Tensor:
+    """Read a statistic of a parameter, in float32 or float64."""
+    name = f"{key!r} of {member.name}"
+    if key not in member.entry:
+        raise ValueError(f"the state of {member.name} has no {key!r}; it has {_list(member.entry)}")
+    value = member.entry[key]
     if not isinstance(value, Tensor) or value.dtype not in FLOATS:
-        raise ValueError(f"{key!r} of {name} is {_describe(value)}, not a floating-point tensor of 16, 32 or 64 bits")
-    return require_elements(value, f"{key!r} of {name}").detach().to(torch.promote_types(value.dtype, torch.float32))
+        raise ValueError(f"{name} is {_describe(value)}, not a floating-point tensor of 16, 32 or 64 bits")
+    return require_elements(value, name).detach().to(torch.promote_types(value.dtype, torch.float32))
 
 
 def require_elements(value: Tensor, name: str) -> Tensor:
@@ -189,49 +217,57 @@ def factored_axes(shape: Shape, keywords: Arguments) -> Axes | None:
     return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
 
 
-def check_state_dict(state_dict: Any) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
-    """Return the groups and the state of a torch optimizer's state dict, if it is one."""
+def read_groups(state_dict: Any, params: list[Member] | None) -> list[tuple[dict[str, Any], list[Member]]]:
+    """Return the groups of a torch optimizer's state dict, if it is one, each with its parameters.
+
+    These have their states, and their shapes where `params` are given.
+    """
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
         raise ValueError("not an optimizer's state dict: it needs 'state' and 'param_groups'")
     groups, state = state_dict["param_groups"], state_dict["state"]
     if not isinstance(state, Mapping) or not isinstance(groups, Sequence):
         raise ValueError("not an optimizer's state dict: 'state' must be a dict and 'param_groups' a list")
+    result = []
     for number, group in enumerate(groups):
         if not isinstance(group, Mapping) or not _is_list(group.get("params"), int, str):
             raise ValueError(f"group {number} of the state dict has no list 'params' of numbers or names")
         if "param_names" in group and not _is_list(group["param_names"], str):
             raise ValueError(f"group {number} of the state dict has 'param_names' that are no list of names")
-        if len(names_in(group)) != len(group["params"]):
+        # in a distributed checkpoint, names stand for numbers
+        names = group.get("param_names") or [key if isinstance(key, str) else "" for key in group["params"]]
+        if len(names) != len(group["params"]):
             raise ValueError(f"group {number} of the state dict has another number of 'param_names' than of 'params'")
-    keys = [key for group in groups for key in group["params"]]
-    if len(set(keys)) != len(keys):
+        members = [
+            Member(name or f"parameter {key}", key, bool(name), entry=state.get(key) or {})
+            for key, name in zip(group["params"], names, strict=True)
+        ]
+        result.append((dict(group), members))
+    members = [member for _, members in result for member in members]
+    keys = {member.item for member in members}
+    if len(keys) != len(members):
         raise ValueError("the state dict has a parameter in two groups")
-    if extra := [key for key in state if key not in set(keys)]:
+    if extra := [key for key in state if key not in keys]:
         raise ValueError(f"the state dict has a state for parameter {extra[0]!r}, which is in no group")
-    return [dict(group) for group in groups], state
+    for member in members:
+        if not isinstance(member.entry, Mapping):
+            raise ValueError(f"the state of {member.name} is {type(member.entry).__name__}, not a dict")
+    if params is not None:
+        _match_shapes(members, params)
+    return result
 
 
-def names_in(group: Mapping[str, Any]) -> Sequence[str | None]:
-    """Return the names in a group, or None for each; in a distributed checkpoint, names stand for numbers."""
-    return group.get("param_names") or [key if isinstance(key, str) else None for key in group["params"]]
-
-
-def match_shapes(groups: list[dict[str, Any]], shapes: NamedShapes | None) -> dict[Any, Shape]:
-    """Find the shape of each parameter of the state dict: by name where both sides have names, else in order."""
-    if shapes is None:
-        return {}
-    keys = [key for group in groups for key in group["params"]]
-    own_names = [name for group in groups for name in names_in(group)]
-    names = [name for name, _ in shapes]
-    if None not in own_names and None not in names:
-        for place, has, needs in (("the state dict", own_names, names), ("params", names, own_names)):
-            if missing := set(needs) - set(has):
-                raise ValueError(f"{place} lacks {min(map(str, missing))!r}")
-        by_name = dict(shapes)
-        return {key: by_name[name] for key, name in zip(keys, own_names, strict=True)}
-    if len(keys) != len(shapes):
-        raise ValueError(f"the state dict has {len(keys)} parameters, params has {len(shapes)}")
-    return {key: shape for key, (_, shape) in zip(keys, shapes, strict=True)}
+def _match_shapes(members: list[Member], params: list[Member]) -> None:
+    """Give each parameter of a state dict its shape: by name where both sides have names, else in order."""
+    if all(member.is_named for member in (*members, *params)):
+        own, given = ({member.name: member for member in side} for side in (members, params))
+        for place, lacking in (("the state dict", given.keys() - own), ("params", own.keys() - given)):
+            if lacking:
+                raise ValueError(f"{place} lacks {min(lacking)!r}")
+        params = [given[member.name] for member in members]
+    if len(members) != len(params):
+        raise ValueError(f"the state dict has {len(members)} parameters, params has {len(params)}")
+    for member, param in zip(members, params, strict=True):
+        member.shape = param.shape
 
 
 def _is_list(values: Any, *types: type) -> bool:

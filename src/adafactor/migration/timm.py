@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from adafactor.migration.argument import Argument, clipping, momentum, negative, same
-from adafactor.migration.peer import ROUNDED_UPDATE, Group, Peer, two_largest
+from adafactor.migration.fairseq import express_common
+from adafactor.migration.peer import ROUNDED_UPDATE, Group, Keywords, Peer, finite, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, Shape
 
 CAUTION_SIZE = "20 steps end 24 % of the distance travelled apart"
@@ -15,18 +15,22 @@ FIRST_LR = (
 )
 
 
-def _express(group: Group) -> None:
+def _express(group: Group) -> Keywords:
     """Without lr it takes relative steps, and only then does it scale by the parameter."""
     args = group.args
     relative_step = args["relative_step"] if "relative_step" in args else not args["lr"]
     if args["warmup_init"] and not relative_step:
         raise ValueError(f"{group.peer.name} takes warmup_init=True only without lr")
-    group.set_step_size(relative_step)
     beta1 = args["beta1"] if "beta1" in args else (args["betas"] or (None,))[0]
-    relative = bool(relative_step and args["scale_parameter"])
-    group.keywords |= {"relative": relative, "beta1": beta1 or 0.0, "eps": (args["eps"], args["eps_scale"])}
-    if args["caution"] and beta1 is not None:
-        group.leave_out("caution", CAUTION_SIZE)
+    keywords = {
+        **express_common(group, relative_step),
+        "eps": (args["eps"], args["eps_scale"]),
+        "beta1": beta1 or 0.0,
+        "relative": bool(relative_step and args["scale_parameter"]),
+        "min_factored": args["min_dim_size_to_factor"] + 1,
+    }
+    group.leave_out("caution", args["caution"] and beta1 is not None, CAUTION_SIZE)
+    return keywords
 
 
 def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
@@ -37,42 +41,42 @@ def _factored(args: Arguments, shape: Shape, name: str) -> Axes | None:
     return (len(shape) - 2, len(shape) - 1) if len(shape) >= 2 and min(shape[-2:]) > least else None
 
 
-def _express_bv(group: Group) -> None:
+def _express_bv(group: Group) -> Keywords:
     """Big Vision's steps are absolute, and lr is outside the momentum."""
     args = group.args
-    group.keywords["eps"] = (1e-30 if args["eps"] is None else args["eps"], 1e-3)
-    group.keywords["beta2_max"] = args["beta2_cap"] if args["beta2_cap"] < 1 else None
-    group.set_momentum_dtype(args["momentum_dtype"], ROUNDED_UPDATE)
-    if args["momentum"] and args["caution"]:
-        group.leave_out("caution", CAUTION_SIZE)
+    keywords = {
+        **group.momentum(args["momentum"], args["momentum_dtype"], ROUNDED_UPDATE),
+        "lr": args["lr"],
+        "beta2_max": args["beta2_cap"] if args["beta2_cap"] < 1 else None,
+        "clip": finite(args["clipping_threshold"]),
+        "decay_rate": args["decay_rate"],
+        "eps": (1e-30 if args["eps"] is None else args["eps"], 1e-3),
+        "weight_decay": args["weight_decay"],
+        "weight_decay_by": "constant" if args["unscaled_wd"] else "rho",
+        "min_factored": args["min_dim_size_to_factor"],
+    }
+    group.leave_out("caution", args["momentum"] and args["caution"], CAUTION_SIZE)
     if args["weight_decay"] and args["corrected_weight_decay"]:
-        _set_corrected_decay(group)
-    elif args["unscaled_wd"]:
-        group.keywords["weight_decay_by"] = "constant"
+        keywords |= _corrected_decay(group)
+    return keywords
 
 
-def _set_corrected_decay(group: Group) -> None:
+def _corrected_decay(group: Group) -> Keywords:
     """Translate λ·lr²/lr₀, and λ·lr/lr₀ of `unscaled_wd`; lr₀ is that of the optimizer, whatever its groups have."""
     first = group.given.get("lr", group.extras.get("initial_lr", group.args["lr"]))
     if group.saved is not None and "lr" not in group.given:
         group.note(FIRST_LR, lr=first)
     if group.args["unscaled_wd"]:
-        group.keywords["weight_decay"] /= first
-    else:
-        group.keywords["weight_decay_by"] = first
+        return {"weight_decay": group.args["weight_decay"] / first, "weight_decay_by": "rho"}
+    return {"weight_decay_by": first}
 
 
 TIMM = Peer(
     "timm's Adafactor",
     {
-        **same(weight_decay=0.0),
-        "clip_threshold": clipping(1.0),
-        "decay_rate": negative(-0.8),
-        "min_dim_size_to_factor": Argument(16, "min_factored", lambda largest: largest + 1),
-    },
-    {
-        **{"lr": None, "scale_parameter": True, "warmup_init": False},
-        **{"eps": 1e-30, "eps_scale": 1e-3, "betas": None, "caution": False},
+        **{"lr": None, "eps": 1e-30, "eps_scale": 1e-3, "clip_threshold": 1.0, "decay_rate": -0.8, "betas": None},
+        **{"weight_decay": 0.0, "scale_parameter": True, "warmup_init": False, "min_dim_size_to_factor": 16},
+        "caution": False,
     },
     _express,
     fixed={"weight_decay_by": "alpha"},
@@ -83,17 +87,12 @@ TIMM = Peer(
 TIMM_BV = Peer(
     "timm's AdafactorBigVision",
     {
-        **same(lr=1.0, weight_decay=0.0, decay_rate=0.8),
-        "momentum": momentum(0.9),
-        "clipping_threshold": clipping(None),
-        "min_dim_size_to_factor": Argument(16, "min_factored"),
-    },
-    {
-        **{"beta2_cap": 0.999, "momentum_dtype": torch.bfloat16, "eps": None},
+        **{"lr": 1.0, "min_dim_size_to_factor": 16, "decay_rate": 0.8, "beta2_cap": 0.999, "momentum": 0.9},
+        **{"momentum_dtype": torch.bfloat16, "eps": None, "weight_decay": 0.0, "clipping_threshold": None},
         **{"unscaled_wd": False, "corrected_weight_decay": False, "caution": False},
+        **{"foreach": None, "decay_offset": None},  # the second is accepted, not used
     },
     _express_bv,
-    ignored=("foreach", "decay_offset"),  # the second is accepted, not used
     fixed={"lr_decay": None, "relative": False, "momentum_of": "direction"},
     format=Format("exp_avg_sq", "exp_avg_sq_r", "exp_avg_sq_c", "exp_avg", keeps_axes=True),
     rule=two_largest,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
 
 from adafactor.core.settings import Settings
-from adafactor.migration.argument import Argument, clipping, negative, same
-from adafactor.migration.peer import Group, Peer
+from adafactor.migration.peer import Group, Keywords, Peer, finite
 from adafactor.migration.state import Arguments, Format, Moments
 
 EPS1 = (
@@ -33,32 +32,51 @@ ADAM_OR_ADAMW = (
 )
 
 
-def _express(group: Group) -> None:
-    eps1 = group.args["eps"][0]
+def _express(group: Group) -> Keywords:
+    args, (eps1, eps2) = group.args, group.args["eps"]
     group.note(EPS1, bound="3.4e-4 (0.09 in bfloat16)" if eps1 is None else f"{eps1**0.5:.2g}")  # √ε₁
+    return {
+        "lr": args["lr"],
+        "eps": (1e-30, eps2),
+        "clip": finite(args["d"]),
+        "decay_rate": -args["beta2_decay"],
+        "weight_decay": args["weight_decay"],
+        "maximize": args["maximize"],
+    }
 
 
-def _back(s: Settings, args: dict[str, Any]) -> list[str]:
+def _back(s: Settings) -> tuple[Arguments, list[str]]:
     if s.clip is not None and s.clip < 1:
         raise ValueError(f"torch.optim.Adafactor takes no clip={s.clip!r} below 1")
-    return [EPS1_BACK]
+    args = {
+        "lr": s.lr,
+        "beta2_decay": -s.decay_rate,
+        "eps": (1e-18, s.eps[1]),  # 1e-18: its square is still a normal float32, so that a row of zeros gives no NaN
+        "d": math.inf if s.clip is None else s.clip,
+        "weight_decay": s.weight_decay,
+        "maximize": s.maximize,
+    }
+    return args, [EPS1_BACK]
 
 
-def _express_adamw(group: Group) -> None:
+def _express_adamw(group: Group) -> Keywords:
     """Steps are absolute and not clipped, and averages have Adam's correction in them."""
     args, (beta1, beta2) = group.args, group.args["betas"]
-    group.keywords |= {
+    group.note(UNFACTORED)
+    if args["weight_decay"] and "decoupled_weight_decay" not in {**(group.saved or {}), **group.given}:
+        group.note(ADAM_OR_ADAMW)
+    is_l2 = args["weight_decay"] and not args["decoupled_weight_decay"]
+    group.leave_out("decoupled_weight_decay=False", is_l2, L2)
+    group.leave_out("amsgrad", args["amsgrad"], AMSGRAD)
+    return {
+        "lr": args["lr"],
         "beta1": beta1,
         "beta2": beta2,
         "clip": None if beta1 else 1.0,  # U is an average no longer, and the clipping stands in for it
         "eps": (_eps1(args), 1e-3),
+        "weight_decay": 0.0 if is_l2 else args["weight_decay"],
+        "maximize": args["maximize"],
     }
-    group.note(UNFACTORED)
-    if args["weight_decay"] and "decoupled_weight_decay" not in {**(group.saved or {}), **group.given}:
-        group.note(ADAM_OR_ADAMW)
-    if args["weight_decay"] and not args["decoupled_weight_decay"]:
-        group.keywords["weight_decay"] = 0.0
-        group.leave_out("decoupled_weight_decay=False", L2)
 
 
 def _eps1(args: Arguments) -> float:
@@ -77,15 +95,10 @@ def _correct_adamw(moments: Moments, args: Arguments) -> Moments:
 ADAFACTOR = Peer(
     "torch.optim.Adafactor",
     {
-        **same(lr=1e-2, weight_decay=0.0, maximize=False),
-        "beta2_decay": negative(-0.8),
-        # 1e-18: its square is still a normal float32, so that a row of zeros gives no NaN
-        "eps": Argument((None, 1e-3), "eps", lambda eps: (1e-30, eps[1]), lambda eps: (1e-18, eps[1])),
-        "d": clipping(1.0),
+        **{"lr": 1e-2, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 0.0},
+        **{"foreach": None, "maximize": False},
     },
-    {},
     _express,
-    ignored=("foreach",),
     fixed={"axes": (-2, -1), "weight_decay_by": "lr"},
     format=Format("variance", "row_var", "col_var", "exp_avg", keeps_axes=True),
     signs=frozenset({"beta2_decay", "d"}),
@@ -93,11 +106,12 @@ ADAFACTOR = Peer(
 )
 ADAMW = Peer(
     "Adam or AdamW",
-    same(lr=1e-3, weight_decay=1e-2, maximize=False),
-    {"betas": (0.9, 0.999), "eps": 1e-8, "decoupled_weight_decay": True},
+    {
+        **{"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "decoupled_weight_decay": True},
+        **{"amsgrad": False, "maximize": False},
+        **dict.fromkeys(("foreach", "capturable", "differentiable", "fused")),
+    },
     _express_adamw,
-    left_out={"amsgrad": AMSGRAD},
-    ignored=("foreach", "capturable", "differentiable", "fused"),
     fixed={"lr_decay": None, "relative": False, "momentum_of": "gradient"},
     rule=lambda args, shape, name: None,
     correct=_correct_adamw,

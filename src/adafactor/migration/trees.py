@@ -8,24 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.migration.argument import Argument, clipping, momentum, same
-from adafactor.migration.peer import Group, Member, Peer, two_largest
-from adafactor.migration.state import Arguments, Axes, Format, NamedShapes, Shape, count_steps, require_elements
+from adafactor.migration.peer import Group, Keywords, Peer, finite, two_largest
+from adafactor.migration.state import Arguments, Axes, Format, Member, Shape, count_steps, require_elements
 
 ROUNDED_DECAY = (
     "{peer} rounds β₁ and β₁·M to half precision before it adds to them (0.9 to 0.8984 in bfloat16); ours averages in "
     "float32 and rounds what it keeps: 20 steps end 2 % of the distance travelled apart (0.1 % in float16)"
 )
+LARGEST = "parameters of a larger RMS take larger steps, in proportion"
+GLOBAL_NORM = "call torch.nn.utils.clip_grad_norm_ before each step"
 
 
-def _express_optax(group: Group) -> None:
-    if group.args["weight_decay_mask"] is not None:
+def _express_optax(group: Group) -> Keywords:
+    args = group.args
+    if args["weight_decay_mask"] is not None:
         raise ValueError("weight_decay_mask has no counterpart: make a group of the parameters that it masks")
-    _express(group, "decay_offset")
-    group.keywords["eps"] = (group.args["eps"], 1e-3)
+    return {**_express(group, args["decay_offset"], args["momentum"]), "eps": (args["eps"], 1e-3)}
 
 
-def _express_t5x(group: Group) -> None:
+def _express_t5x(group: Group) -> Keywords:
     args = group.args
     if args["learning_rate"] is None:
         raise ValueError("T5X's Adafactor takes no step without a learning_rate: pass it in the arguments")
@@ -33,22 +34,32 @@ def _express_t5x(group: Group) -> None:
         raise ValueError("logical_factor_rules name axes of the model: pass the rule of each path in factor_map")
     if not isinstance(args["multiply_by_parameter_scale"], bool):
         raise ValueError("multiply_by_parameter_scale must be True or False: make a group of each kind of parameter")
-    _express(group, "step_offset")
-    group.keywords["eps"] = (args["epsilon1"], args["epsilon2"])
+    keywords = {**_express(group, args["step_offset"], args["beta1"]), "eps": (args["epsilon1"], args["epsilon2"])}
     if exponent := args["weight_decay_rate_lr_exponent"]:
         if exponent not in EXPONENTS:
             raise ValueError(f"weight_decay_rate_lr_exponent={exponent!r} must be None, 0, 1 or 2 to be expressed")
-        group.keywords |= {"weight_decay": args["weight_decay_rate"] or 1.0, "weight_decay_by": EXPONENTS[exponent]}
+        keywords |= {"weight_decay": args["weight_decay_rate"] or 1.0, "weight_decay_by": EXPONENTS[exponent]}
+    group.leave_out("max_parameter_scale", args["max_parameter_scale"], LARGEST)
+    group.leave_out("global_norm_clip_threshold", args["global_norm_clip_threshold"], GLOBAL_NORM)
+    return keywords
 
 
-def _express(group: Group, offset: str) -> None:
+def _express(group: Group, offset: int, beta1: float | None) -> Keywords:
     """Translate what both have in common; no learning rate is a learning rate of 1."""
-    lr = group.args["learning_rate"]
+    args, lr = group.args, group.args["learning_rate"]
     if callable(lr):
         raise ValueError(f"{group.peer.name}'s learning_rate is a schedule: pass its value and schedule lr with torch")
-    group.step_offset = group.args[offset]
-    group.keywords["lr"] = 1.0 if lr is None else lr
-    group.set_momentum_dtype(group.args["dtype_momentum"], ROUNDED_DECAY)
+    group.step_offset = offset
+    return {
+        **group.momentum(beta1, args["dtype_momentum"], ROUNDED_DECAY),
+        "lr": 1.0 if lr is None else lr,
+        "clip": finite(args["clipping_threshold"]),
+        "decay_rate": args["decay_rate"],
+        "weight_decay": args["weight_decay_rate"] or 0.0,
+        "relative": args["multiply_by_parameter_scale"],
+        "factored": {True: "outer", False: False}.get(args["factored"]),
+        "min_factored": args["min_dim_size_to_factor"],
+    }
 
 
 def _rule(args: Arguments, path: str) -> Sequence[str] | None:
@@ -83,13 +94,10 @@ def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
 FORMAT = Format("v", "v_row", "v_col", "m")
 EXPONENTS = {1: "rho", 2: 1.0}  # of lr in T5X's weight decay; 1.0 is the lr₀ of ρ²/lr₀
 COMMON = {  # arguments of both
-    **same(decay_rate=0.8),
-    "multiply_by_parameter_scale": Argument(True, "relative"),
-    "clipping_threshold": clipping(1.0),
-    "factored": Argument(True, "factored", {True: "outer", False: False}.get),
-    "min_dim_size_to_factor": Argument(128, "min_factored"),
-    "weight_decay_rate": Argument(None, "weight_decay", lambda rate: rate or 0.0),
+    **{"learning_rate": None, "multiply_by_parameter_scale": True, "clipping_threshold": 1.0, "decay_rate": 0.8},
+    **{"dtype_momentum": None, "weight_decay_rate": None, "factored": True, "min_dim_size_to_factor": 128},
 }
+FIXED = {"lr_decay": None, "weight_decay_by": "constant"}
 FIELDS = {"optax": ("count", "v_row", "v_col", "v"), "t5x": ("step", "param_states")}  # by which a state is known
 EMA = ("count", "ema")  # the momentum of optax
 
@@ -99,31 +107,31 @@ def recognise(tree: Any) -> str | None:
     return next((source for source, fields in FIELDS.items() if next(_nodes(tree, fields), None)), None)
 
 
-def read(tree: Any, peer: Peer, args: Arguments, shapes: NamedShapes | None, paths: Mapping[str, Any]) -> list[Member]:
+def read(tree: Any, peer: Peer, args: Arguments, params: list[Member] | None, paths: Mapping[str, Any]) -> list[Member]:
     """Read the state of every parameter, in our order of its axes."""
-    if shapes is None or any(name is None for name, _ in shapes):
+    if params is None or not all(param.is_named for param in params):
         raise ValueError(f"{peer.name} does not say which shape a state is of: pass params with names")
-    places = [_place(str(name), shape, paths) for name, shape in shapes]
-    if unknown := set(paths) - {name for name, _ in shapes}:
+    places = {param.name: _place(param, paths) for param in params}
+    if unknown := paths.keys() - places:
         raise ValueError(f"paths has {min(unknown)!r}, which is none of the parameters")
     step, entries = (_read_optax if peer is OPTAX else _read_t5x)(tree, args)
-    if missing := [path for path, _ in places if path not in entries]:
+    if missing := [path for path, _ in places.values() if path not in entries]:
         raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(entries)))}")
-    if extra := sorted(entries.keys() - {path for path, _ in places}):
+    if extra := sorted(entries.keys() - {path for path, _ in places.values()}):
         raise ValueError(f"the state has {extra[0]!r}, which is none of the parameters")
-    members = []
-    for number, ((name, shape), (path, order)) in enumerate(zip(shapes, places, strict=True)):
+    for param in params:
+        (path, order), shape = places[param.name], param.shape or ()
         theirs = tuple(shape[order.index(axis)] for axis in range(len(shape)))
         unused = ("v_row", "v_col") if peer.rule(args, theirs, path) is None else ("v",)  # of one element each
         entry = {key: _tensor(value) for key, value in entries[path].items() if key not in unused}
-        moments = peer.read(args, entry, theirs, step, path).permute(order)
-        slices = tuple(order.index(axis) for axis in peer.slices(args, path))
-        members.append(Member(str(name), number, bool(name), shape, moments, slices))
-    return members
+        param.moments = peer.read(args, Member(path, path, True, theirs, entry), step).permute(order)
+        param.slices = tuple(order.index(axis) for axis in peer.slices(args, path))
+    return params
 
 
-def _place(name: str, shape: Shape, paths: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+def _place(param: Member, paths: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     """Return where the tree has a parameter, and the order of axes: axis i of ours is axis `order[i]` of theirs."""
+    name, shape = param.name, param.shape or ()
     place = paths.get(name, name)
     path, order = (place, range(len(shape))) if isinstance(place, str) else place
     if sorted(order) != list(range(len(shape))):
@@ -162,18 +170,23 @@ def _read_t5x(tree: Any, args: Arguments) -> tuple[int, dict[str, dict[str, Any]
     return count_steps(_tensor(state["step"]), "'step' of the state"), entries
 
 
+def _children(node: Any) -> Mapping[Any, Any] | None:
+    """Return what a mapping, a named tuple, a list or a tuple holds, by its keys or places; None for a leaf."""
+    if hasattr(node, "_fields"):
+        node = node._asdict()
+    if isinstance(node, (list, tuple)):
+        node = dict(enumerate(node))
+    return node if isinstance(node, Mapping) else None
+
+
 def _nodes(tree: Any, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     """Find every mapping or named tuple in the tree that has these fields."""
-    if hasattr(tree, "_fields"):
-        tree = tree._asdict()
-    if isinstance(tree, Mapping):
-        if all(name in tree for name in fields):
-            yield tree
-            return
-        tree = list(tree.values())
-    if isinstance(tree, (list, tuple)):
-        for node in tree:
-            yield from _nodes(node, fields)
+    inner = _children(tree) or {}
+    if all(name in inner for name in fields):
+        yield inner
+        return
+    for node in inner.values():
+        yield from _nodes(node, fields)
 
 
 def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
@@ -185,15 +198,11 @@ def _only(tree: Any, fields: Sequence[str], peer: str) -> Mapping[str, Any]:
 
 def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every leaf with its path, "/" between names and numbers."""
-    if hasattr(tree, "_fields"):
-        tree = tree._asdict()
-    if isinstance(tree, (list, tuple)):
-        tree = dict(enumerate(tree))
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from flatten(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
-    elif tree is not None:
+    inner = _children(tree)
+    if inner is None and tree is not None:
         yield path, tree
+    for key, value in (inner or {}).items():
+        yield from flatten(value, f"{path}/{key}" if path else str(key).replace(".", "/"))
 
 
 def _tensor(value: Any) -> Tensor:
@@ -210,31 +219,21 @@ def _tensor(value: Any) -> Tensor:
 
 OPTAX = Peer(
     "optax.adafactor",
-    {**COMMON, "momentum": momentum(None)},
-    {
-        **{"decay_offset": 0, "eps": 1e-30},
-        **dict.fromkeys(("learning_rate", "dtype_momentum", "weight_decay_mask")),
-    },
+    {**COMMON, "decay_offset": 0, "momentum": None, "eps": 1e-30, "weight_decay_mask": None},
     _express_optax,
-    fixed={"lr_decay": None, "weight_decay_by": "constant"},
+    fixed=FIXED,
     format=FORMAT,
     rule=two_largest,
 )
 T5X = Peer(
     "T5X's Adafactor",
-    {**COMMON, "beta1": momentum(None)},
     {
-        **{"step_offset": 0, "epsilon1": 1e-30, "epsilon2": 1e-3},
-        **dict.fromkeys(("learning_rate", "dtype_momentum", "weight_decay_rate_lr_exponent")),
-        **dict.fromkeys(("factor_map", "logical_factor_rules")),
+        **{**COMMON, "step_offset": 0, "beta1": None, "epsilon1": 1e-30, "epsilon2": 1e-3},
+        **dict.fromkeys(("weight_decay_rate_lr_exponent", "global_norm_clip_threshold", "max_parameter_scale")),
+        **dict.fromkeys(("skip_nan_updates", "factor_map", "logical_factor_rules")),
     },
     _express_t5x,
-    left_out={
-        "max_parameter_scale": "parameters of a larger RMS take larger steps, in proportion",
-        "global_norm_clip_threshold": "call torch.nn.utils.clip_grad_norm_ before each step",
-    },
-    ignored=("skip_nan_updates",),
-    fixed={"lr_decay": None, "weight_decay_by": "constant"},
+    fixed=FIXED,
     format=FORMAT,
     rule=_factored_t5x,
     varies=True,

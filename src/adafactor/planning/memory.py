@@ -19,7 +19,7 @@ from adafactor.core.momentum import blocks_of, scale_shape
 from adafactor.core.settings import Settings
 from adafactor.kernels import memory_order
 from adafactor.kernels.eager.blocks import BLOCK_DEVICE, ROUNDED
-from adafactor.planning.models import Model, Shape
+from adafactor.planning.models import Model, Shape, Weight
 
 FLOAT, SHORT = torch.float32, torch.bfloat16
 ADAMW_VARIANTS = ("fused", "foreach", "loop")
@@ -184,16 +184,18 @@ def _gradients(model: Model, setting: Setting, count: int) -> tuple[int, int]:
     adds the next to it in a new tensor. Sharded, the parameters of a wrapped module step together inside backward:
     those of a layer, or what is outside of them.
     """
-    sizes = [(setting.dtype.itemsize * prod(_part(w.shape, count)), w.uses > 1) for w in model.trained]
-    tied = [size for size, is_tied in sizes if is_tied]
-    sums = 2 * max(tied, default=0)
-    total = sum(size for size, _ in sizes)
+
+    def size(w: Weight) -> int:
+        return setting.dtype.itemsize * prod(_part(w.shape, count))
+
+    tied = [size(w) for w in model.trained if w.uses > 1]
+    total, sums = sum(map(size, model.trained)), 2 * max(tied, default=0)
     if not setting.in_backward:
         return total, sums
     if count > 1:
-        parts = [setting.dtype.itemsize * prod(_part(w.shape, count)) for w in model.matrices if w.trainable]
-        return max(sum(parts) // max(1, model.layers), total - sum(parts)), sums
-    return sum(tied) + max([sums, *(size for size, is_tied in sizes if not is_tied)]), 0
+        inside = sum(size(w) for w in model.matrices if w.trainable)
+        return max(inside // max(1, model.layers), total - inside), sums
+    return sum(tied) + max([sums, *(size(w) for w in model.trained if w.uses == 1)]), 0
 
 
 def _part(shape: Shape, count: int) -> Shape:
