@@ -121,6 +121,12 @@ def test_what_a_bad_gradient_does_there_is_said_unless_it_does_the_same_here(tar
     assert not any("NaN" in note for note in said)
 
 
+@pytest.mark.parametrize(("eps1", "bound"), [(1e-30, "1e-08"), (1e-8, "0.29")])
+def test_how_small_gradients_may_be_follows_from_the_eps1_that_is_given_up(eps1: float, bound: str) -> None:
+    _, said = back.translate(Settings(eps=(eps1, 1e-3)), PEERS["torch"])
+    assert any(f"while gradients have an RMS of {bound} or more" in note for note in said)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_keyword_that_is_yet_to_come_is_refused_and_not_dropped(target: str) -> None:
     cap = dataclasses.field(default=1.0, metadata={"check": lambda _, value: value, "rate": False})

@@ -17,7 +17,7 @@ EPS1 = (
 )
 EPS1_BACK = (
     "torch.optim.Adafactor has its ε₁ in other places; at the 1e-18 set here its float32 steps are ours to rounding "
-    "while gradients have an RMS of 1e-8 or more"
+    "while gradients have an RMS of {bound:.2g} or more"
 )
 UNFACTORED = (
     "AdamW keeps V whole, ours its row and column means: what is not factored takes the same steps, single weights of "
@@ -56,7 +56,8 @@ def _back(s: Settings) -> tuple[Arguments, list[str]]:
         "weight_decay": s.weight_decay,
         "maximize": s.maximize,
     }
-    return args, [EPS1_BACK]
+    # ε₁ changes 1/√(G² + ε₁) by less than half a unit in the last place of a float32 if G² is 2²³ times as large
+    return args, [EPS1_BACK.format(bound=max(1e-8, (2**23 * s.eps[0]) ** 0.5))]
 
 
 def _express_adamw(group: Group) -> Keywords:
