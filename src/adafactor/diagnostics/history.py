@@ -14,7 +14,6 @@ from typing import IO, Any
 
 from adafactor.core.record import Record
 from adafactor.core.settings import Settings
-from adafactor.diagnostics.plot import draw
 from adafactor.diagnostics.report import About, Report
 
 DIGITS = 6  # significant, of a number in a file
@@ -97,6 +96,10 @@ class History:
             path: the picture's file, whose ending says its kind: .png, .svg, .pdf.
             figure: `"rms_update"`, `"clip_rate"`, `"relative_change"`, `"step_size"` or `"rms_parameter"`.
         """
+        try:
+            from adafactor.diagnostics.plot import draw
+        except ImportError as missing:
+            raise ImportError("the plot needs matplotlib: `pip install matplotlib` brings it") from missing
         draw(self.reports, path, figure)
 
     def _write(self, report: Report, stream: IO[str]) -> None:

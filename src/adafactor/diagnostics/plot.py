@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
 
 from adafactor.diagnostics.naming import common_prefix, grouped
 from adafactor.diagnostics.report import Report
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -44,22 +46,7 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.3,
 }
 ROW, LABEL = 0.052, 0.16  # inches that a parameter and that a label needs
-P = ParamSpec("P")
-
-
-def styled(drawing: Callable[P, None]) -> Callable[P, None]:
-    """Let a function draw its picture for light and dark pages."""
-
-    @wraps(drawing)
-    def draw(*args: P.args, **keywords: P.kwargs) -> None:
-        try:
-            from matplotlib import rc_context
-        except ImportError as missing:
-            raise ImportError("the plot needs matplotlib: `pip install matplotlib` brings it") from missing
-        with rc_context(STYLE):
-            drawing(*args, **keywords)
-
-    return draw
+styled = rc_context(STYLE)  # decorates a function, which then draws for light and dark pages
 
 
 @styled
@@ -73,8 +60,6 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
         raise ValueError(f"figure={figure!r} must be one of {', '.join(map(repr, LOOKS))}")
     if not reports:
         raise ValueError("there is nothing to draw: the history has no report")
-    from matplotlib.figure import Figure
-
     look = LOOKS[figure]
     kinds = grouped((record.name, record.shape) for record in reports[-1].records)
     names = [name for kind in kinds.values() for name in kind]
@@ -93,8 +78,6 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
 
 def _values(reports: Sequence[Report], names: list[str], metric: str) -> NDArray[np.float64]:
     """Return a metric as (parameters, reports), NaN where there is none."""
-    import numpy as np
-
     columns = [{record.name: getattr(record, metric) for record in report.records} for report in reports]
     values = np.array([[column.get(name, np.nan) for column in columns] for name in names], dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
@@ -103,9 +86,6 @@ def _values(reports: Sequence[Report], names: list[str], metric: str) -> NDArray
 
 def _draw_curves(axes: Axes, steps: list[int], values: NDArray[np.float64], look: Look) -> None:
     """Draw the median, the middle nine tenths and the extremes over the parameters."""
-    import numpy as np
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     known = np.isfinite(values).any(0)  # else there is no quantile
     at = np.array(steps)[known]
     if len(at):
@@ -128,8 +108,6 @@ def _draw_curves(axes: Axes, steps: list[int], values: NDArray[np.float64], look
 
 def _draw_map(axes: Axes, steps: list[int], values: NDArray[np.float64], kinds: dict[str, int], look: Look) -> None:
     """Draw one strip for each kind of layer, in it a row for each layer, the first on top."""
-    import numpy as np
-
     edges, ticks, labels = [0.0], [], []
     for label, count in kinds.items():
         top, height = edges[-1], max(LABEL, ROW * count)
@@ -155,10 +133,6 @@ def _draw_map(axes: Axes, steps: list[int], values: NDArray[np.float64], kinds: 
 
 def _colours(values: NDArray[np.float64], look: Look) -> dict[str, Any]:
     """Return the map from numbers to colours: half transparent grey where there is no number."""
-    import numpy as np
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
-
     if isinstance(look.colours, str):
         colours = colormaps[look.colours]
     else:
