@@ -7,13 +7,13 @@ bandwidth: the first reads G, the last reads G and X and writes X.
 from __future__ import annotations
 
 import gc
-import statistics
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -41,12 +41,12 @@ def find_device(name: str) -> torch.device:
         return device
     if device.type not in ("cuda", "xpu"):
         raise ValueError(f"--device {name}: there are cpu, cuda (also for ROCm) and xpu")
-    module = torch.get_device_module(device)
-    if not module.is_available():
-        raise ValueError(f"there is no {device.type} device here that torch {torch.__version__} can use")
-    number = module.current_device() if device.index is None else device.index
-    if not 0 <= number < module.device_count():
-        raise ValueError(f"--device {name}: there are {module.device_count()} {device.type} devices, from number 0")
+    number, count = device.index or 0, torch.get_device_module(device).device_count()
+    if number >= count:
+        raise ValueError(
+            f"--device {name}: there is no {device.type} device here with number {number}; torch {torch.__version__} "
+            f"can use {count} of them"
+        )
     return torch.device(device.type, number)
 
 
@@ -111,11 +111,6 @@ class Launches:
             self._real(kernel, programs, arguments, options)
             last.record()
             self._events.append((first, last))
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How often each was launched."""
-        return Counter(self.names)
 
     def seconds(self) -> dict[str, float]:
         """Return how long the launches of each took together; call it when they are done."""
@@ -188,17 +183,17 @@ def _take_turns(times: Times, make: Make, device: torch.device, module: Any, var
             for _ in range(WARM_UP):
                 step()
             turns[name] = step
-    steps: dict[str, list[float]] = defaultdict(list)
-    passes: dict[str, list[float]] = defaultdict(list)
+    samples: dict[str, list[float]] = defaultdict(list)  # of each turn, and of each kernel in ours
     for _ in range(rounds):
         for name, turn in turns.items():
             with Launches(module) as launches:
-                steps[name].append(seconds(module, device, turn))
+                samples[name].append(seconds(module, device, turn))
             for kernel, value in launches.seconds().items():
-                passes[kernel].append(value)
-    times.copy_bandwidth = 2 * g.nbytes / statistics.median(steps.pop("copy"))
-    times.steps = {name: statistics.median(values) for name, values in steps.items()}
-    times.passes = {name: statistics.median(values) for name, values in passes.items()}
+                samples[kernel].append(value)
+    medians = {name: median(values) for name, values in samples.items()}
+    times.copy_bandwidth = 2 * g.nbytes / medians.pop("copy")
+    times.steps = {name: medians.pop(name) for name in optimizers if name in turns}
+    times.passes = medians
     first, last = g.nbytes, g.nbytes + 2 * g.numel() * variant.x.itemsize
     times.bytes = {OURS: first + last, "first pass": first, "last pass": last}
 
@@ -233,7 +228,7 @@ def show(all_times: Sequence[Times], nominal: float | None) -> str:
 
 def _cell(times: Times, name: str, nominal: float | None) -> str:
     """Write milliseconds, and the share of the bandwidth where bytes are what counts."""
-    duration = times.passes.get(name) or times.steps.get(name)
+    duration = {**times.passes, **times.steps}.get(name)
     if not duration:
         return "-"
     share = times.bytes.get(name, 0) / duration / (nominal or times.copy_bandwidth)
