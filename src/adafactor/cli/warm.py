@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Take a step with each kind of parameter and setting; say how long each took, and where the code is."""
     if arguments.model and arguments.device is None:
         raise ValueError("--model is for --device: what is compiled for a CPU does not depend on a model's shapes")
-    chosen = (arguments.dtype, arguments.momentum, arguments.momentum_dtype, arguments.rounding)
+    chosen = [arguments.dtype, arguments.momentum, arguments.momentum_dtype, arguments.rounding]
     if arguments.all:
-        chosen = tuple(allowed for allowed, _, _ in CHOICES.values())
+        chosen = [allowed for allowed, _, _ in CHOICES.values()]
     variants = dict.fromkeys(itertools.starmap(_variant, itertools.product(*chosen)))  # each of them once
     if arguments.device is not None:
         return _fill_triton_cache(arguments.device, arguments.model, variants)

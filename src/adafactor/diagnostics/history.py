@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from adafactor.diagnostics.report import About, Report
 
 DIGITS = 6  # significant, of a number in a file
 COLUMNS = fields(Record)[2:-1]  # all but the name, the shape and the rule
-Member = Callable[..., Record]  # has a parameter's name, shape and rule, and takes the rest
+Member = partial[Record]  # has a parameter's name, shape and rule, and takes the rest
 
 
 class History:
