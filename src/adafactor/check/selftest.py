@@ -304,17 +304,18 @@ def replay(data: Data) -> Comparisons:
 
 
 Case = Callable[[Data], Comparisons]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "row means": {"factored": "row"},
+    "column means": {"factored": "column"},
+    "unfactored": {"factored": False},
+    "absolute steps, weight decay": {"relative": False, "lr": 1e-3, "lr_decay": None, "weight_decay": 0.1},
+    "no clipping, constant beta2": {"clip": None, "beta2": 0.99},
+    "weight decay by alpha": {"weight_decay": 0.1, "weight_decay_by": "alpha"},
+    "maximize": {"maximize": True, "eps": (1e-8, 1e-2)},
+}
 CASES: dict[str, Case] = {
-    "default": partial(compare, keywords={}),
-    "row means": partial(compare, keywords={"factored": "row"}),
-    "column means": partial(compare, keywords={"factored": "column"}),
-    "unfactored": partial(compare, keywords={"factored": False}),
-    "absolute steps, weight decay": partial(
-        compare, keywords={"relative": False, "lr": 1e-3, "lr_decay": None, "weight_decay": 0.1}
-    ),
-    "no clipping, constant beta2": partial(compare, keywords={"clip": None, "beta2": 0.99}),
-    "weight decay by alpha": partial(compare, keywords={"weight_decay": 0.1, "weight_decay_by": "alpha"}),
-    "maximize": partial(compare, keywords={"maximize": True, "eps": (1e-8, 1e-2)}),
+    **{name: partial(compare, keywords=keywords) for name, keywords in SETTINGS.items()},
     "gradients with NaN and infinity": partial(compare, keywords={}, bad_gradients=True),
     "GradScaler": scale_gradients,
     GRAPH: replay,

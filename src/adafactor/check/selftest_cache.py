@@ -31,17 +31,11 @@ class NotNow(Exception):
 
 
 def why_not_here(make: Make, parameter: Parameter) -> str | None:
-    """Why `auto` should not rely on this card for a parameter like this; asked once per card and version.
-
-    Args:
-        make: the optimizer's class.
-        parameter: what Triton has a path for.
-    """
-    s, form = parameter.settings, parameter.gradient
-    assert form is not None
+    """Why `auto` should not rely on this card for a parameter like this; asked once per card and version."""
+    s = parameter.settings
     momentum = (s.momentum_dtype, s.momentum_rounding) if s.beta1 and s.momentum_dtype != "float32" else ()
     of = s.momentum_of if s.beta1 else None
-    variant = Variant(parameter.x.dtype, form.dtype, of, parameter.rounding, *momentum)
+    variant = Variant(parameter.x.dtype, parameter.gradient.dtype, of, parameter.rounding, *momentum)
     return reason(make, parameter.x.device, variant)
 
 
