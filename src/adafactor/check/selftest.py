@@ -141,15 +141,10 @@ def examine(
     cases: Mapping[str, Case] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Finding]:
-    """Find everything that is wrong with one variant of the kernels on a device.
+    """Find everything that is wrong with one variant of the kernels on a GPU, or on the CPU in Triton's interpreter.
 
-    Args:
-        make: the optimizer's class.
-        device: of a GPU; the CPU, in Triton's interpreter.
-        variant: what the kernels are compiled for.
-        tensors: what to step, all at once.
-        cases: what to try, one after the other; all that the device has if not given.
-        tell: is called with what comes next.
+    All tensors are stepped at once, in one case after the other: in all that the device has, if none are given. `tell`
+    is called with what comes next.
     """
     data, findings = Data(make, device, variant, tensors), []
     for name, case in (cases_of(device) if cases is None else cases).items():
