@@ -96,7 +96,8 @@ def describe(device: torch.device) -> dict[str, str]:
         card["name"] = str(properties.name)
         if device.type == "cuda":
             card["capability"] = str(getattr(properties, "gcnArchName", f"{properties.major}.{properties.minor}"))
-            card["driver"] = f"{torch.version.cuda or torch.version.hip}, {_driver()}"
+            driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")  # not in every build
+            card["driver"] = f"{torch.version.cuda or torch.version.hip}, {driver()}"
         else:
             card["driver"] = str(getattr(properties, "driver_version", ""))
     versions = {"torch": str(torch.__version__), "triton": str(triton.__version__), "adafactor": _version()}
@@ -138,8 +139,3 @@ def _version() -> str:
         return version("adafactor")
     except PackageNotFoundError:  # from a checkout; the source's hash is exact anyway
         return "not installed"
-
-
-def _driver() -> str:
-    driver = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return str(driver()) if driver is not None else ""
