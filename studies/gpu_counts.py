@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
-from adafactor.check.timing import Launches
+from adafactor.check.timing import note_launches
 from adafactor.planning.models import Shape, gpt2, llama
 from benchmarks.gpu import moved
 from benchmarks.suites import resnet50
@@ -122,9 +122,9 @@ def count(model: Model, **keywords: Any) -> Count:
                 before = [p.grad for p in params]  # still held: the new ones must lie elsewhere
                 for p in params:
                     p.grad = torch.empty_like(p)
-            with Launches() as noted:
+            with note_launches() as noted:
                 optimizer.step()
-            launches.append(len(noted.names))
+            launches.append(len(noted))
             works = optimizer._buckets.of[None].executors
             found = [work for work in works if isinstance(work, Executor)]
             uploads.append(sum(work.given.uploads + work.numbers.uploads for work in found))

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import AdamW
 
 from adafactor import Adafactor, kernels
-from adafactor.check.timing import Launches
+from adafactor.check.timing import note_launches
 from adafactor.core import sums
 from adafactor.planning.models import Shape
 from studies.gpu_counts import MODELS, Model, Operations, fused_adamw, on_a_cpu
@@ -47,16 +47,16 @@ def counted(mesh: DeviceMesh) -> Iterator[str]:
         params = shards(mesh, LLAMA.shapes, LLAMA.dtype, torch.empty)
         optimizer = Adafactor(params, backend="triton")
         for _ in range(3):
-            with Launches() as launches:
+            with note_launches() as launches:
                 optimizer.step()
-        with Launches(), Operations() as operations:
+        with note_launches(), Operations() as operations:
             optimizer.step()
-        with Launches():
+        with note_launches():
             host = least_time(optimizer.step)
     parts = Model("a rank's part", tuple(tuple(p.to_local().shape) for p in params), LLAMA.dtype)
     yield f"| Llama 7B in bfloat16, {len(params)} tensors on {mesh.size()} ranks | launches in a step |"
     yield "|---|---|"
-    yield f"| our kernels, counted | {len(launches.names)} |"
+    yield f"| our kernels, counted | {len(launches)} |"
     yield f"| torch's operations beside them, counted; two of them are the collectives | {operations.count:,} |"
     yield f"| fused AdamW, computed | {fused_adamw(parts)} |"
     yield ""

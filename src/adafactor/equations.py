@@ -2,35 +2,10 @@
 
 import warnings
 
-from adafactor.core.equations import (
-    Decay,
-    Scalar,
-    average,
-    clip_divisor,
-    corrected_decay,
-    i_divergence,
-    increasing_decay,
-    relative_step,
-    root_mean_square,
-    row_scale,
-    second_moment_decay,
-    step_size,
-)
+from adafactor.core import equations
+from adafactor.core.equations import *  # noqa: F403
 
-__all__ = [
-    "Decay",
-    "Scalar",
-    "average",
-    "clip_divisor",
-    "corrected_decay",
-    "i_divergence",
-    "increasing_decay",
-    "relative_step",
-    "root_mean_square",
-    "row_scale",
-    "second_moment_decay",
-    "step_size",
-]
+__all__ = [name for name in vars(equations) if not name.startswith("_")]
 
 warnings.warn(
     "adafactor.equations is now adafactor.core.equations, and will be removed", DeprecationWarning, stacklevel=2

@@ -12,7 +12,7 @@ from adafactor import Adafactor
 from tests.kernels import needs
 
 needs.triton()
-from adafactor.check.timing import Launches  # noqa: E402
+from adafactor.check.timing import note_launches  # noqa: E402
 from adafactor.kernels.triton import executor as works  # noqa: E402
 from benchmarks.gpu import moved  # noqa: E402
 from studies import gpu_counts  # noqa: E402
@@ -72,7 +72,7 @@ def test_a_momentum_is_read_and_written_once(name: str, dtype: str, most: float)
 
 def test_bytes_are_those_of_the_units_that_the_tables_hold() -> None:
     model = Model("some", ((100, 48), (24, 20000), (3, 40, 64), (300,)), torch.float32)
-    with on_a_cpu(), Launches():
+    with on_a_cpu(), note_launches():
         optimizer = Adafactor(model.make(), backend="triton")
         optimizer.step()
     found = optimizer._buckets.of[None].executors

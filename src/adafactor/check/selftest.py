@@ -22,23 +22,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from adafactor.check.compare import State, Wrong, change, deviation
 from adafactor.core import momentum
-from adafactor.core.rounding import SIXTEEN_BIT
 
 Make = Callable[..., Optimizer]  # makes an optimizer of parameters, `backend` and keywords
-Snapshot = list[dict[str, Tensor]]  # X and the state of each parameter
 SIZES = (1.0, 3.0, 0.2)  # of the gradients in each step
 STEPS = len(SIZES)
 GRAPH = "captured in a graph"
-# Largest deviation of X from `eager`, relative to the distance travelled: what rounding leaves, far below any mistake.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 1e-4, torch.float16: 1e-4}
-PASSES = {"row": "first pass", "col": "reduction of the columns"}  # where a number is computed; others in the last pass
 
 
 @dataclass(frozen=True)
@@ -90,6 +86,7 @@ class TensorSpec:
         return values.clone(memory_format=torch.channels_last if channels else torch.contiguous_format)
 
 
+Comparisons = Iterator[tuple[TensorSpec, Wrong | None]]  # tensors, and what is wrong with each
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 VARIANTS = (
     Variant(),
@@ -113,14 +110,6 @@ TENSORS = (
     TensorSpec((96, 200), "transposed"),
     TensorSpec((77, 33), "transposed"),
 )
-
-
-class Difference(NamedTuple):
-    """A tensor that is not what it should be."""
-
-    tensor: TensorSpec
-    what: str
-    where: str = ""  # the first wrong element, and what computes it
 
 
 @dataclass(frozen=True)
@@ -152,15 +141,10 @@ def examine(
     cases: Mapping[str, Case] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Finding]:
-    """Find everything that is wrong with one variant of the kernels on a device.
+    """Find everything that is wrong with one variant of the kernels on a GPU, or on the CPU in Triton's interpreter.
 
-    Args:
-        make: the optimizer's class.
-        device: of a GPU; the CPU, in Triton's interpreter.
-        variant: what the kernels are compiled for.
-        tensors: what to step, all at once.
-        cases: what to try, one after the other; all that the device has if not given.
-        tell: is called with what comes next.
+    All tensors are stepped at once, in one case after the other: in all that the device has, if none are given. `tell`
+    is called with what comes next.
     """
     data, findings = Data(make, device, variant, tensors), []
     for name, case in (cases_of(device) if cases is None else cases).items():
@@ -168,7 +152,8 @@ def examine(
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # eager PyTorch on a CPU warns of gradients that are skipped
-                findings += [Finding(variant, name, what, str(tensor), where) for tensor, what, where in case(data)]
+                compared = [(str(spec), wrong) for spec, wrong in case(data) if wrong]
+            findings += [Finding(variant, name, what, tensor, where) for tensor, (what, where) in compared]
         except torch.OutOfMemoryError:
             raise  # says nothing about the kernels
         except Exception as problem:  # whatever the compiler or the driver raises: it does not work here
@@ -226,7 +211,7 @@ class Training:
         self.set_gradients(grads, scale)
         self.optimizer.step()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> list[State]:
         """Copy all that a step may write to, for each parameter."""
         every = [{"X": p, **self.optimizer.state[p]} for p in self.params]
         return [{name: t.detach().clone() for name, t in one.items() if isinstance(t, Tensor)} for one in every]
@@ -246,7 +231,7 @@ def grouped(params: Sequence[Tensor], tensors: Sequence[TensorSpec], keywords: M
     return [group for group in groups if group["params"]]
 
 
-def compare(data: Data, keywords: dict[str, Any], bad_gradients: bool = False) -> Iterator[Difference]:
+def compare(data: Data, keywords: dict[str, Any], bad_gradients: bool = False) -> Comparisons:
     """Compare Triton with eager PyTorch, and with itself; in the second step every other gradient may be bad."""
     ours, again, eager = (Training(data, name, **keywords) for name in ("triton", "triton", "eager"))
     travelled = [0.0] * len(data.tensors)
@@ -263,13 +248,11 @@ def compare(data: Data, keywords: dict[str, Any], bad_gradients: bool = False) -
             travelled[i] += float((b["X"].double() - a["X"].double()).abs().max())
         before = now
     after = ours.snapshot()
-    for spec, a, b, distance in zip(data.tensors, after, before, travelled, strict=True):
-        if wrong := _deviation(a, b, distance):
-            yield Difference(spec, *wrong)
+    yield from zip(data.tensors, map(deviation, after, before, travelled), strict=True)
     yield from _changes(data.tensors, after, again.snapshot(), " from one run to the next")
 
 
-def scale_gradients(data: Data) -> Iterator[Difference]:
+def scale_gradients(data: Data) -> Comparisons:
     """Do what GradScaler leaves to the optimizer: scaled gradients, and whether one of them was infinite."""
     scale = 1.0 if data.variant.g == FP16 else 1024.0  # a power of two; float16 has no range for it
     ours, unscaled = Training(data, "triton"), Training(data, "triton")
@@ -291,7 +274,7 @@ def scale_gradients(data: Data) -> Iterator[Difference]:
     yield from _changes(data.tensors, before, ours.snapshot(), " though an infinity was found")
 
 
-def replay(data: Data) -> Iterator[Difference]:
+def replay(data: Data) -> Comparisons:
     """Replay one step in a CUDA graph with other rates and gradients, beside the same steps without a graph."""
     rates = [torch.full((), 1e-2, dtype=FP32, device=data.device) for _ in range(2)]
     ours, uncaptured = (Training(data, "triton", lr=lr, lr_decay=None) for lr in rates)
@@ -315,18 +298,19 @@ def replay(data: Data) -> Iterator[Difference]:
     yield from _changes(data.tensors, uncaptured.snapshot(), ours.snapshot(), " when replayed")
 
 
-Case = Callable[[Data], Iterator[Difference]]
+Case = Callable[[Data], Comparisons]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "row means": {"factored": "row"},
+    "column means": {"factored": "column"},
+    "unfactored": {"factored": False},
+    "absolute steps, weight decay": {"relative": False, "lr": 1e-3, "lr_decay": None, "weight_decay": 0.1},
+    "no clipping, constant beta2": {"clip": None, "beta2": 0.99},
+    "weight decay by alpha": {"weight_decay": 0.1, "weight_decay_by": "alpha"},
+    "maximize": {"maximize": True, "eps": (1e-8, 1e-2)},
+}
 CASES: dict[str, Case] = {
-    "default": partial(compare, keywords={}),
-    "row means": partial(compare, keywords={"factored": "row"}),
-    "column means": partial(compare, keywords={"factored": "column"}),
-    "unfactored": partial(compare, keywords={"factored": False}),
-    "absolute steps, weight decay": partial(
-        compare, keywords={"relative": False, "lr": 1e-3, "lr_decay": None, "weight_decay": 0.1}
-    ),
-    "no clipping, constant beta2": partial(compare, keywords={"clip": None, "beta2": 0.99}),
-    "weight decay by alpha": partial(compare, keywords={"weight_decay": 0.1, "weight_decay_by": "alpha"}),
-    "maximize": partial(compare, keywords={"maximize": True, "eps": (1e-8, 1e-2)}),
+    **{name: partial(compare, keywords=keywords) for name, keywords in SETTINGS.items()},
     "gradients with NaN and infinity": partial(compare, keywords={}, bad_gradients=True),
     "GradScaler": scale_gradients,
     GRAPH: replay,
@@ -347,62 +331,5 @@ def _spoil(grads: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
-def _changes(
-    tensors: Sequence[TensorSpec], expected: Snapshot, actual: Snapshot, when: str = ""
-) -> Iterator[Difference]:
-    """Find what is not the same to the bit; at most one difference for a tensor."""
-    for spec, a, b in zip(tensors, expected, actual, strict=True):
-        wrong = {name: _bits(a[name]) != _bits(b[name]) for name in a}
-        names = [name for name, elements in wrong.items() if bool(elements.any())]
-        if names:
-            first = _first_wrong(names[0], wrong[names[0]], b[names[0]], a[names[0]])
-            yield Difference(spec, f"{' and '.join(names)} changed{when}", first)
-
-
-def _bits(t: Tensor) -> Tensor:
-    """View numbers as integers: NaN is equal to itself, and the zeros differ."""
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return t.contiguous().view(kinds[t.itemsize]) if t.is_floating_point() else t
-
-
-def _deviation(ours: dict[str, Tensor], eager: dict[str, Tensor], distance: float) -> tuple[str, str] | None:
-    """Say how X or the state differs by more than rounding leaves, and where; None if it does not."""
-    if not torch.equal(ours["step"], eager["step"]):
-        return f"t is {float(ours['step']):g}, not {float(eager['step']):g}", ""
-    dtype = eager["X"].dtype
-    for name in [name for name in ("X", "row", "col", "full", *momentum.KEYS) if name in eager]:
-        a, b = ours[name].double(), eager[name].double()
-        # relative to what: means one by one, as they differ by orders of magnitude
-        sizes: dict[str, float | Tensor] = {"X": distance, "momentum": b.abs().max(), "momentum_int8": momentum.MOST}
-        size = sizes.get(name, b.abs())
-        error = (a - b).abs()
-        too_far = ~(error <= TOLERANCE[dtype] * size * (1 if name == "X" else 2))  # also where it is NaN
-        if int(too_far.sum()) <= 2 + b.numel() // 200:
-            too_far &= ~((error > 0) & (error <= _grain(name, eager, size)))
-        if bool(too_far.any()):
-            worst = float((error / size).nan_to_num(nan=math.inf).max())
-            what = "X" if name == "X" else f"state {name!r}"
-            of = " of the distance travelled" if name == "X" else ""
-            count = f"in {int(too_far.sum())} of {b.numel()} elements"
-            return f"{what} is off by {worst:.0e}{of}, {count}", _first_wrong(name, too_far, a, b)
-    return None
-
-
-def _grain(name: str, state: dict[str, Tensor], size: float | Tensor) -> float | Tensor:
-    """Return how far apart numbers may be, seldom: near the border of two of its format, one may be rounded either way.
-
-    A momentum in bfloat16 or int8 that was rounded to a neighbour moves X by a part of a hundredth.
-    """
-    x, is_coarse = state["X"], any(state[key].dtype in (BF16, torch.int8) for key in momentum.KEYS if key in state)
-    grain: float | Tensor = size / 50 if is_coarse and name in ("X", *momentum.KEYS) else 0.0
-    if name == "X" and x.dtype in SIXTEEN_BIT:
-        grain = grain + (STEPS + 0.01) * torch.finfo(x.dtype).eps * (x.double().abs() + torch.finfo(x.dtype).tiny)
-    return grain
-
-
-def _first_wrong(name: str, wrong: Tensor, actual: Tensor, expected: Tensor) -> str:
-    """Name the first wrong element, both numbers, and the pass that computes it."""
-    place = tuple(wrong.nonzero()[0].tolist())
-    index = f"{name}[{', '.join(map(str, place))}]" if place else name
-    computed = PASSES.get(name, "last pass")
-    return f"{index} is {actual[place].item():.9g}, not {expected[place].item():.9g}; computed in the {computed}"
+def _changes(tensors: Sequence[TensorSpec], expected: list[State], actual: list[State], when: str = "") -> Comparisons:
+    return zip(tensors, map(partial(change, when=when), expected, actual), strict=True)

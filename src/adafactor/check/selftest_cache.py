@@ -31,17 +31,11 @@ class NotNow(Exception):
 
 
 def why_not_here(make: Make, parameter: Parameter) -> str | None:
-    """Why `auto` should not rely on this card for a parameter like this; asked once per card and version.
-
-    Args:
-        make: the optimizer's class.
-        parameter: what Triton has a path for.
-    """
-    s, form = parameter.settings, parameter.gradient
-    assert form is not None
+    """Why `auto` should not rely on this card for a parameter like this; asked once per card and version."""
+    s = parameter.settings
     momentum = (s.momentum_dtype, s.momentum_rounding) if s.beta1 and s.momentum_dtype != "float32" else ()
     of = s.momentum_of if s.beta1 else None
-    variant = Variant(parameter.x.dtype, form.dtype, of, parameter.rounding, *momentum)
+    variant = Variant(parameter.x.dtype, parameter.gradient.dtype, of, parameter.rounding, *momentum)
     return reason(make, parameter.x.device, variant)
 
 
@@ -102,7 +96,8 @@ def describe(device: torch.device) -> dict[str, str]:
         card["name"] = str(properties.name)
         if device.type == "cuda":
             card["capability"] = str(getattr(properties, "gcnArchName", f"{properties.major}.{properties.minor}"))
-            card["driver"] = f"{torch.version.cuda or torch.version.hip}, {_driver()}"
+            driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")  # not in every build
+            card["driver"] = f"{torch.version.cuda or torch.version.hip}, {driver()}"
         else:
             card["driver"] = str(getattr(properties, "driver_version", ""))
     versions = {"torch": str(torch.__version__), "triton": str(triton.__version__), "adafactor": _version()}
@@ -144,8 +139,3 @@ def _version() -> str:
         return version("adafactor")
     except PackageNotFoundError:  # from a checkout; the source's hash is exact anyway
         return "not installed"
-
-
-def _driver() -> str:
-    driver = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return str(driver()) if driver is not None else ""

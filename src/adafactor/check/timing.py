@@ -7,13 +7,13 @@ bandwidth: the first reads G, the last reads G and X and writes X.
 from __future__ import annotations
 
 import gc
-import statistics
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -41,23 +41,19 @@ def find_device(name: str) -> torch.device:
         return device
     if device.type not in ("cuda", "xpu"):
         raise ValueError(f"--device {name}: there are cpu, cuda (also for ROCm) and xpu")
-    module = torch.get_device_module(device)
-    if not module.is_available():
-        raise ValueError(f"there is no {device.type} device here that torch {torch.__version__} can use")
-    number = module.current_device() if device.index is None else device.index
-    if not 0 <= number < module.device_count():
-        raise ValueError(f"--device {name}: there are {module.device_count()} {device.type} devices, from number 0")
+    number, count = device.index or 0, torch.get_device_module(device).device_count()
+    if number >= count:
+        raise ValueError(
+            f"--device {name}: there is no {device.type} device here with number {number}; torch {torch.__version__} "
+            f"can use {count} of them"
+        )
     return torch.device(device.type, number)
 
 
 def seconds(module: Any, device: torch.device, function: Callable[[], object], repeats: int = 1) -> float:
     """Return the seconds of one call, between two events in the device's queue, which is empty before the first.
 
-    Args:
-        module: torch's module for the device, or a stand-in with the same functions.
-        device: what the calls run on.
-        function: what is timed.
-        repeats: how many calls in a row.
+    The events are those of torch's module for the device, or of a stand-in.
     """
     first, last = (module.Event(enable_timing=True) for _ in range(2))
     module.synchronize(device)
@@ -79,50 +75,32 @@ def nominal_bandwidth(device: torch.device) -> float | None:
         return None
 
 
-class Launches:
-    """Stands in for the launcher of the Triton backend while it is on, and notes every launch."""
+@contextmanager
+def note_launches(module: Any = None) -> Iterator[list[tuple[str, Any, Any]]]:
+    """Stand in for the launcher of the Triton backend; yield every kernel's name, and the events before and after it.
 
-    def __init__(self, module: Any = None):
-        """Time launches by the events of this module of torch's; None: run none of them."""
-        self.module = module
-        self.names: list[str] = []
-        self._events: list[tuple[Any, Any]] = []
+    The events are those of this module of torch's. Without it none of the kernels is run.
+    """
+    from adafactor.kernels.triton import executor
 
-    def __enter__(self) -> Launches:
-        """Take the launcher's place."""
-        from adafactor.kernels.triton import executor
+    real = executor.launch
+    noted: list[tuple[str, Any, Any]] = []
 
-        self._real, executor.launch = executor.launch, self._launch
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give it back."""
-        from adafactor.kernels.triton import executor
-
-        executor.launch = self._real
-
-    def _launch(self, kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    def launch(kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
         if not programs:
             return
-        self.names.append(str(kernel.__name__).replace("_", " "))
-        if self.module is not None:
-            first, last = (self.module.Event(enable_timing=True) for _ in range(2))
+        first, last = (module and module.Event(enable_timing=True) for _ in range(2))
+        if module is not None:
             first.record()
-            self._real(kernel, programs, arguments, options)
+            real(kernel, programs, arguments, options)
             last.record()
-            self._events.append((first, last))
+        noted.append((str(kernel.__name__).replace("_", " "), first, last))
 
-    @property
-    def counts(self) -> Counter[str]:
-        """How often each was launched."""
-        return Counter(self.names)
-
-    def seconds(self) -> dict[str, float]:
-        """Return how long the launches of each took together; call it when they are done."""
-        sums: dict[str, float] = defaultdict(float)
-        for name, (first, last) in zip(self.names, self._events, strict=True):
-            sums[name] += float(first.elapsed_time(last)) / 1e3
-        return dict(sums)
+    executor.launch = launch
+    try:
+        yield noted
+    finally:
+        executor.launch = real
 
 
 @dataclass
@@ -148,16 +126,10 @@ def measure(
     elements: int = ELEMENTS,
     module: Any = None,
 ) -> list[Times]:
-    """Time every variant with matrices of every width.
+    """Time every variant with matrices of every width, and of about so many elements.
 
-    Args:
-        make: the optimizer's class.
-        device: a GPU.
-        rounds: how often each optimizer has its turn.
-        tick: is called with what comes next.
-        columns: widths.
-        elements: of each matrix, about.
-        module: torch's for this device, or a stand-in.
+    In every round each optimizer has its turn. `tick` is called with what comes next; `module` is torch's for the
+    device, or a stand-in.
     """
     module = torch.get_device_module(device) if module is None else module
     all_times = []
@@ -188,19 +160,22 @@ def _take_turns(times: Times, make: Make, device: torch.device, module: Any, var
             for _ in range(WARM_UP):
                 step()
             turns[name] = step
-    steps: dict[str, list[float]] = defaultdict(list)
-    passes: dict[str, list[float]] = defaultdict(list)
+    samples: dict[str, list[float]] = defaultdict(list)  # of each turn, and of each kernel in ours
     for _ in range(rounds):
         for name, turn in turns.items():
-            with Launches(module) as launches:
-                steps[name].append(seconds(module, device, turn))
-            for kernel, value in launches.seconds().items():
-                passes[kernel].append(value)
-    times.copy_bandwidth = 2 * g.nbytes / statistics.median(steps.pop("copy"))
-    times.steps = {name: statistics.median(values) for name, values in steps.items()}
-    times.passes = {name: statistics.median(values) for name, values in passes.items()}
-    first, last = g.nbytes, g.nbytes + 2 * g.numel() * variant.x.itemsize
-    times.bytes = {OURS: first + last, "first pass": first, "last pass": last}
+            with note_launches(module) as launches:
+                samples[name].append(seconds(module, device, turn))
+            sums: dict[str, float] = defaultdict(float)
+            for kernel, first, last in launches:
+                sums[kernel] += first.elapsed_time(last) / 1e3
+            for kernel, value in sums.items():
+                samples[kernel].append(value)
+    medians = {name: median(values) for name, values in samples.items()}
+    times.copy_bandwidth = 2 * g.nbytes / medians.pop("copy")
+    times.steps = {name: medians.pop(name) for name in optimizers if name in turns}
+    times.passes = medians
+    passes = {"first pass": g.nbytes, "last pass": g.nbytes + 2 * g.numel() * variant.x.itemsize}
+    times.bytes = {OURS: sum(passes.values()), **passes}
 
 
 @contextmanager
@@ -233,7 +208,7 @@ def show(all_times: Sequence[Times], nominal: float | None) -> str:
 
 def _cell(times: Times, name: str, nominal: float | None) -> str:
     """Write milliseconds, and the share of the bandwidth where bytes are what counts."""
-    duration = times.passes.get(name) or times.steps.get(name)
+    duration = {**times.passes, **times.steps}.get(name)
     if not duration:
         return "-"
     share = times.bytes.get(name, 0) / duration / (nominal or times.copy_bandwidth)

@@ -51,19 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--rounds {arguments.rounds} must be at least 1")
     # torch has not always let a gradient's dtype differ from its parameter's
     variants = [v for v in selftest.VARIANTS if v.x == v.g or hasattr(torch.Tensor, "grad_dtype")]
-    chosen = _choose("--only", arguments.only, _by_name(variants))
-    cases = _choose("--setting", arguments.setting, selftest.cases_of(device))
-    everything = selftest.TENSORS if device.type != "cpu" else SMALL_TENSORS
-    tensors = _choose("--tensor", arguments.tensor, _by_name(everything))
+    variants = _choose("--only", arguments.only, variants)
+    cases = selftest.cases_of(device)
+    cases = {name: cases[name] for name in _choose("--setting", arguments.setting, cases)}
+    tensors = _choose("--tensor", arguments.tensor, selftest.TENSORS if device.type != "cpu" else SMALL_TENSORS)
     # with --json whoever waits reads on stderr how each variant went
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         print(about(device))
-        findings = check(device, list(chosen.values()), cases, list(tensors.values()))
+        findings = check(device, variants, cases, tensors)
         times = bench(device, arguments.rounds, findings) if arguments.bench else []
     answer = {
         **selftest_cache.describe(device),
         "device": str(device),
-        "checked": list(chosen),
+        "checked": [str(variant) for variant in variants],
         "off": [{**asdict(finding), "variant": str(finding.variant)} for finding in findings],
         "nominal_bandwidth": timing.nominal_bandwidth(device) if times else None,
         "times": [asdict(time) for time in times],
@@ -128,15 +128,12 @@ def _explain(finding: Finding, device: torch.device) -> str:
     return "\n".join(f"      {line}" for line in lines)
 
 
-def _by_name(things: Iterable[Named]) -> dict[str, Named]:
-    return {str(thing): thing for thing in things}
-
-
-def _choose(option: str, text: str | None, things: Mapping[str, Named]) -> dict[str, Named]:
+def _choose(option: str, text: str | None, things: Iterable[Named]) -> list[Named]:
     """Return those with this text in their names."""
-    chosen = {name: thing for name, thing in things.items() if text is None or text in name}
+    things = list(things)
+    chosen = [thing for thing in things if text is None or text in str(thing)]
     if not chosen:
-        raise ValueError(f"{option} {text}: there are {'; '.join(things)}")
+        raise ValueError(f"{option} {text}: there are {'; '.join(map(str, things))}")
     return chosen
 
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from adafactor import Adafactor, kernels
-from adafactor.check.selftest import TENSORS, TensorSpec, grouped
+from adafactor.check.selftest import TENSORS, TensorSpec, Variant, grouped
 from adafactor.planning import shapes_of
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-MOMENTA = ("none", "update", "gradient", "direction")
-MOMENTUM_DTYPES = ("float32", "bfloat16", "int8")
-ROUNDINGS = ("nearest", "stochastic", "kahan")
+CHOICES = {  # option: what is allowed, what it is without the option, and what it is about
+    "--dtype": (("float32", "bfloat16", "float16", "float64"), ["float32", "bfloat16"], "the parameters' dtypes"),
+    "--momentum": (("none", "update", "gradient", "direction"), ["none"], "what beta1 averages; none: beta1=0"),
+    "--momentum-dtype": (("float32", "bfloat16", "int8"), ["float32"], "what the momentum is kept in"),
+    "--rounding": (("nearest", "stochastic", "kahan"), ["nearest"], "of 16-bit parameters"),
+}
 ON_CPU, CONVOLUTION = (TensorSpec((32, 128)), TensorSpec((8,))), TensorSpec((4, 4, 3, 3))
 # NVIDIA's architectures: its number, and the KB of memory that programs of a multiprocessor share
 CARDS = {
@@ -35,10 +37,9 @@ CARDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
-    _add_list(parser, "--dtype", DTYPES, ["float32", "bfloat16"], "the parameters' dtypes")
-    _add_list(parser, "--momentum", MOMENTA, ["none"], "what beta1 averages; none: beta1=0")
-    _add_list(parser, "--momentum-dtype", MOMENTUM_DTYPES, ["float32"], "what the momentum is kept in")
-    _add_list(parser, "--rounding", ROUNDINGS, ["nearest"], "of 16-bit parameters")
+    for name, (allowed, default, about) in CHOICES.items():
+        text = f"{about}: any of {', '.join(allowed)} (default: {' '.join(default)})"
+        parser.add_argument(name, nargs="+", choices=allowed, default=default, metavar=name[2:].upper(), help=text)
     parser.add_argument("--convolutions", action="store_true", help="also for tensors with more than two axes")
     parser.add_argument("--all", action="store_true", help="everything that there is: some minutes")
     known = f"fill Triton's cache for this GPU, which need not be here: {', '.join(CARDS)}"
@@ -47,23 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", nargs="+", default=[], help=models)
 
 
-def _add_list(
-    parser: argparse.ArgumentParser, name: str, allowed: tuple[str, ...], default: list[str], text: str
-) -> None:
-    known = f"{text}: any of {', '.join(allowed)} (default: {' '.join(default)})"
-    parser.add_argument(name, nargs="+", choices=allowed, default=default, metavar=name[2:].upper(), help=known)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Take a step with each kind of parameter and setting; say how long each took, and where the code is."""
     if arguments.model and arguments.device is None:
         raise ValueError("--model is for --device: what is compiled for a CPU does not depend on a model's shapes")
-    chosen = (arguments.dtype, arguments.momentum, arguments.momentum_dtype, arguments.rounding)
+    chosen = [arguments.dtype, arguments.momentum, arguments.momentum_dtype, arguments.rounding]
     if arguments.all:
-        chosen = (DTYPES, MOMENTA, MOMENTUM_DTYPES, ROUNDINGS)
+        chosen = [allowed for allowed, _, _ in CHOICES.values()]
+    variants = dict.fromkeys(itertools.starmap(_variant, itertools.product(*chosen)))  # each of them once
     if arguments.device is not None:
-        return _fill_triton_cache(arguments.device, arguments.model, chosen)
-    _step_all(chosen, ON_CPU + (CONVOLUTION,) * (arguments.convolutions or arguments.all), "cpu")
+        return _fill_triton_cache(arguments.device, arguments.model, variants)
+    _step_all(variants, ON_CPU + (CONVOLUTION,) * (arguments.convolutions or arguments.all), "cpu")
     from adafactor.kernels.cpu.native import machine_code
 
     files = machine_code.kept()
@@ -74,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fill_triton_cache(card: str, models: Sequence[str], chosen: Sequence[Sequence[str]]) -> int:
+def _fill_triton_cache(card: str, models: Sequence[str], variants: Iterable[Variant]) -> int:
     """Compile what the check on a card steps, which `auto` asks for first, and what these models need besides."""
     kernels.check("triton")
     from triton import knobs
@@ -87,7 +82,7 @@ def _fill_triton_cache(card: str, models: Sequence[str], chosen: Sequence[Sequen
     shapes = [shape for model in models for shape in shapes_of(model)]
     parts = dict.fromkeys((min(shape[0], 64), *shape[1:]) if len(shape) == 2 else shape for shape in shapes)
     with _compiling_for(card) as hashes:
-        _step_all(chosen, (*TENSORS, *map(TensorSpec, parts)), "triton")
+        _step_all(variants, (*TENSORS, *map(TensorSpec, parts)), "triton")
     folder = Path(knobs.cache.dir)
     files = [file for file in folder.rglob("*") if file.is_file()]
     print(f"{len(hashes)} kernels for {card} are in {folder} ({_kilobytes(files)} kB in all)")
@@ -101,6 +96,8 @@ def _compiling_for(card: str) -> Iterator[set[str]]:
     Triton itself finds the key of each kernel, from the arguments of a real launch and the stand-in for a driver, which
     tells it the same as the driver of the card would: so the key is the one under which a training looks for it.
     """
+    from unittest.mock import patch
+
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
@@ -121,43 +118,35 @@ def _compiling_for(card: str) -> Iterator[set[str]]:
     )
     driver.set_active(stand_in)
     try:
-        with _replaced(backend, INTERPRETED=True):  # it takes tensors on a CPU
-            with _replaced(executor, launch=compile_only, SHARED_MEMORY=1024 * shared):
-                yield hashes
+        with (
+            patch.multiple(backend, INTERPRETED=True),  # it takes tensors on a CPU
+            patch.multiple(executor, launch=compile_only, SHARED_MEMORY=1024 * shared),
+        ):
+            yield hashes
     finally:
         driver.set_active(None)  # the next to ask gets the real one
 
 
-@contextmanager
-def _replaced(module: ModuleType, **values: object) -> Iterator[None]:
-    """Put these values into a module, and in the end what was there."""
-    before = {name: getattr(module, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(module, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
+def _variant(dtype: str, momentum: str, momentum_dtype: str, rounding: str) -> Variant:
+    """Return what to compile for; without a momentum, there is none to keep in any dtype."""
+    x = getattr(torch, dtype)
+    return Variant(x, x, None, rounding) if momentum == "none" else Variant(x, x, momentum, rounding, momentum_dtype)
 
 
-def _step_all(chosen: Sequence[Sequence[str]], tensors: Sequence[TensorSpec], backend: str) -> None:
+def _step_all(variants: Iterable[Variant], tensors: Sequence[TensorSpec], backend: str) -> None:
     """Take a step in every setting, with gradients that have the dtype of their parameters."""
-    for dtype, momentum, momentum_dtype, rounding in itertools.product(*chosen):
+    for variant in variants:
         started = time.perf_counter()
-        settings: dict[str, Any] = {"rounding": rounding}
-        if momentum != "none":
-            settings |= {"beta1": 0.9, "momentum_of": momentum, "momentum_dtype": momentum_dtype}
-        elif momentum_dtype != chosen[2][0]:  # there is none to keep
-            continue
-        parameters = []
-        for spec in tensors:
-            parameters.append(spec.copy(torch.ones(spec.shape, dtype=getattr(torch, dtype))).requires_grad_())
-            parameters[-1].grad = torch.ones_like(parameters[-1])
-        Adafactor(grouped(parameters, tensors, settings), backend=backend, **settings).step()
-        kept = "" if settings.get("momentum_dtype", "float32") == "float32" else f" in {momentum_dtype}"
+        parameters = [spec.copy(torch.ones(spec.shape, dtype=variant.x)).requires_grad_() for spec in tensors]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        Adafactor(grouped(parameters, tensors, variant.keywords), backend=backend, **variant.keywords).step()
+        momentum = variant.momentum_of or "none"
+        if variant.momentum_dtype != "float32":
+            momentum += f" in {variant.momentum_dtype}"
         took = time.perf_counter() - started
-        print(f"{dtype}, momentum {momentum}{kept}, rounding {rounding}: {took:.1f} s", flush=True)
+        dtype = str(variant.x).removeprefix("torch.")
+        print(f"{dtype}, momentum {momentum}, rounding {variant.rounding}: {took:.1f} s", flush=True)
 
 
 def _kilobytes(files: Sequence[Path]) -> str:

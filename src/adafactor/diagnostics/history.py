@@ -7,19 +7,20 @@ a report, which has one list per metric, in the order of the parameters.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from adafactor.core.record import Record
 from adafactor.core.settings import Settings
-from adafactor.diagnostics.plot import draw
 from adafactor.diagnostics.report import About, Report
 
 DIGITS = 6  # significant, of a number in a file
 COLUMNS = fields(Record)[2:-1]  # all but the name, the shape and the rule
-Member = tuple[str, tuple[int, ...], str]  # these three
+Member = partial[Record]  # has a parameter's name, shape and rule, and takes the rest
 
 
 class History:
@@ -82,8 +83,7 @@ class History:
             try:
                 line = json.loads(text)
                 if "parameters" in line:
-                    members = [_read_member(one) for one in line["parameters"]]
-                    about = _read_about(line)
+                    members, about = _read_header(line)
                 else:
                     history(_read_report(line, members, about))
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as wrong:
@@ -97,6 +97,10 @@ class History:
             path: the picture's file, whose ending says its kind: .png, .svg, .pdf.
             figure: `"rms_update"`, `"clip_rate"`, `"relative_change"`, `"step_size"` or `"rms_parameter"`.
         """
+        try:
+            from adafactor.diagnostics.plot import draw
+        except ImportError as missing:
+            raise ImportError("the plot needs matplotlib: `pip install matplotlib` brings it") from missing
         draw(self.reports, path, figure)
 
     def _write(self, report: Report, stream: IO[str]) -> None:
@@ -125,27 +129,20 @@ def _header(report: Report) -> dict[str, Any]:
     return {"parameters": parameters, "groups": settings}
 
 
-def _read_about(header: dict[str, Any]) -> dict[str, About]:
-    known = {field.name for field in fields(Settings)}
-    settings = []
-    for group in header.get("groups", []):
-        keywords: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in group.items()}
-        settings.append(Settings(**{key: value for key, value in keywords.items() if key in known}))
-    members = [one for one in header["parameters"] if "group" in one]
-    return {one["name"]: About(str(one["dtype"]), bool(one["trainable"]), settings[one["group"]]) for one in members}
-
-
-def _read_member(one: dict[str, Any]) -> Member:
-    return str(one["name"]), tuple(map(int, one["shape"])), str(one.get("rule", ""))
+def _read_header(header: dict[str, Any]) -> tuple[list[Member], dict[str, About]]:
+    settings = [Settings.of(group) for group in header.get("groups", [])]
+    members, about = [], {}
+    for one in header["parameters"]:
+        name, shape = str(one["name"]), tuple(map(int, one["shape"]))
+        members.append(partial(Record, name, shape, rule=str(one.get("rule", ""))))
+        if "group" in one:
+            about[name] = About(str(one["dtype"]), bool(one["trainable"]), settings[one["group"]])
+    return members, about
 
 
 def _read_report(line: dict[str, Any], members: list[Member], about: dict[str, About]) -> Report:
-    columns = {field.name: map(int if field.type == "int" else float, line[field.name]) for field in COLUMNS}
-    rows = zip(members, *columns.values(), strict=True)
-    records = tuple(
-        Record(name=name, shape=shape, rule=rule, **dict(zip(columns, metrics, strict=True)))
-        for (name, shape, rule), *metrics in rows
-    )
+    columns = [map(int if field.type == "int" else float, line[field.name]) for field in COLUMNS]
+    records = tuple(member(*metrics) for member, *metrics in zip(members, *columns, strict=True))
     loss = line.get("loss")
     return Report(int(line["step"]), records, about, None if loss is None else float(loss))
 
@@ -155,4 +152,4 @@ def _rounded(value: float | None) -> float | str | None:
     if value is None or isinstance(value, int):
         return value
     text = f"{value:.{DIGITS}g}"
-    return float(text) if value - value == 0 else text
+    return float(text) if math.isfinite(value) else text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
+from itertools import groupby
 from os.path import commonprefix
 
 Named = tuple[str, tuple[int, ...]]  # a parameter's name and shape
+MOST = 6  # kinds of layers in a list
 
 
 def pattern(name: str) -> str:
@@ -14,31 +16,31 @@ def pattern(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def grouped(parameters: Iterable[Named]) -> dict[str, list[str]]:
-    """Return names under a label for each kind of layer, in the order of the first of each.
+def grouped(parameters: Iterable[Named], chosen: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Return all or the chosen names under a label for each kind of layer, in the order of the first of each.
 
     Layers are of one kind when their names differ in numbers only and their shapes do not differ. The label has a star
-    for a number that differs; or the numbers, if there are others of that name, of another shape.
+    for a number that differs; or the numbers, if there are others of that name, not chosen or of another shape.
     """
-    kinds, alike = _kinds(parameters)
+    kinds: dict[Named, list[str]] = {}
+    alike: dict[str, list[str]] = {}
+    for name, shape in parameters:
+        kinds.setdefault((pattern(name), shape), []).append(name)
+        alike.setdefault(pattern(name), []).append(name)
     labels: dict[str, list[str]] = {}
     for (star, shape), names in kinds.items():
-        label = _label(names, alike[star])
-        labels[label if label not in labels else f"{label} {shape}"] = names
+        if here := names if chosen is None else [name for name in names if name in chosen]:
+            label = _label(here, alike[star])
+            labels[label if label not in labels else f"{label} {shape}"] = here
     return labels
 
 
-def shortened(chosen: Iterable[str], among: Iterable[Named], most: int = 6) -> str:
+def shortened(chosen: Iterable[str], among: Iterable[Named]) -> str:
     """Shorten the list of chosen parameters: `wte.weight, h.*.attn.weight (12), h.{3,5-7}.bias (4)`."""
-    chosen, parts = set(chosen), []
-    kinds, alike = _kinds(among)
-    for (star, _), names in kinds.items():
-        here = [name for name in names if name in chosen]
-        if here:
-            label = _label(here, alike[star])
-            parts.append(label if len(here) == 1 else f"{label} ({len(here)})")
-    left = len(parts) - most
-    return ", ".join(parts if left <= 1 else [*parts[:most], f"and {left} more kinds"])
+    kinds = grouped(among, set(chosen))
+    parts = [label if len(names) == 1 else f"{label} ({len(names)})" for label, names in kinds.items()]
+    left = len(parts) - MOST
+    return ", ".join(parts if left <= 1 else [*parts[:MOST], f"and {left} more kinds"])
 
 
 def common_prefix(names: Iterable[str]) -> str:
@@ -62,16 +64,6 @@ def select(names: Sequence[str], patterns: str | Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, wanted) for wanted in patterns)]
 
 
-def _kinds(parameters: Iterable[Named]) -> tuple[dict[Named, list[str]], dict[str, list[str]]]:
-    """Return the names of each pattern and shape, and those of each pattern."""
-    kinds: dict[Named, list[str]] = {}
-    alike: dict[str, list[str]] = {}
-    for name, shape in parameters:
-        kinds.setdefault((pattern(name), shape), []).append(name)
-        alike.setdefault(pattern(name), []).append(name)
-    return kinds, alike
-
-
 def _label(names: list[str], alike: list[str]) -> str:
     """One name for several: a star where they differ or, if that would name others too, the numbers."""
     columns = [sorted(set(parts)) for parts in zip(*(name.split(".") for name in names), strict=True)]
@@ -84,10 +76,6 @@ def _label(names: list[str], alike: list[str]) -> str:
 
 def _ranges(values: list[int]) -> str:
     """[3, 5, 6, 7] → `3,5-7`."""
-    runs: list[list[int]] = []
-    for value in values:
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
+    # within a run, a number and its place grow alike
+    runs = [[value for _, value in run] for _, run in groupby(enumerate(values), lambda pair: pair[1] - pair[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
 
 from adafactor.diagnostics.naming import common_prefix, grouped
 from adafactor.diagnostics.report import Report
 
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
+LOW, HIGH = "#2f6fd0", "#d6342c"
+AROUND_ONE = LinearSegmentedColormap.from_list(  # transparent in the middle
+    "blue to red", [(0.0, LOW), (0.5, f"{LOW}00"), (0.5, f"{HIGH}00"), (1.0, HIGH)]
+)
+NO_NUMBER = (0.5, 0.5, 0.5, 0.3)  # half transparent grey
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How a metric is drawn."""
 
     title: str
-    colours: str | tuple[str, str] = "viridis"  # a map's name, or the ends of one that is transparent in the middle
+    colours: Colormap = colormaps["viridis"]
     limits: tuple[float, float] | None = None  # None: of the data
     log: bool = True
     line: float | None = None  # what is as it should be
 
 
 LOOKS = {
-    "rms_update": Look("RMS(U)", ("#2f6fd0", "#d6342c"), (1 / 8, 8.0), line=1.0),
-    "clip_rate": Look("share of steps clipped", "magma_r", (0.0, 1.0), log=False),
+    "rms_update": Look("RMS(U)", AROUND_ONE, (1 / 8, 8.0), line=1.0),
+    "clip_rate": Look("share of steps clipped", colormaps["magma_r"], (0.0, 1.0), log=False),
     "relative_change": Look("relative change a step"),
     "step_size": Look("step size αₜ"),
     "rms_parameter": Look("RMS(X)"),
@@ -44,22 +50,7 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.3,
 }
 ROW, LABEL = 0.052, 0.16  # inches that a parameter and that a label needs
-P = ParamSpec("P")
-
-
-def styled(drawing: Callable[P, None]) -> Callable[P, None]:
-    """Let a function draw its picture for light and dark pages."""
-
-    @wraps(drawing)
-    def draw(*args: P.args, **keywords: P.kwargs) -> None:
-        try:
-            from matplotlib import rc_context
-        except ImportError as missing:
-            raise ImportError("the plot needs matplotlib: `pip install matplotlib` brings it") from missing
-        with rc_context(STYLE):
-            drawing(*args, **keywords)
-
-    return draw
+styled = rc_context(STYLE)  # decorates a function, which then draws for light and dark pages
 
 
 @styled
@@ -73,8 +64,6 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
         raise ValueError(f"figure={figure!r} must be one of {', '.join(map(repr, LOOKS))}")
     if not reports:
         raise ValueError("there is nothing to draw: the history has no report")
-    from matplotlib.figure import Figure
-
     look = LOOKS[figure]
     kinds = grouped((record.name, record.shape) for record in reports[-1].records)
     names = [name for kind in kinds.values() for name in kind]
@@ -93,8 +82,6 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
 
 def _values(reports: Sequence[Report], names: list[str], metric: str) -> NDArray[np.float64]:
     """Return a metric as (parameters, reports), NaN where there is none."""
-    import numpy as np
-
     columns = [{record.name: getattr(record, metric) for record in report.records} for report in reports]
     values = np.array([[column.get(name, np.nan) for column in columns] for name in names], dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
@@ -103,9 +90,6 @@ def _values(reports: Sequence[Report], names: list[str], metric: str) -> NDArray
 
 def _draw_curves(axes: Axes, steps: list[int], values: NDArray[np.float64], look: Look) -> None:
     """Draw the median, the middle nine tenths and the extremes over the parameters."""
-    import numpy as np
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     known = np.isfinite(values).any(0)  # else there is no quantile
     at = np.array(steps)[known]
     if len(at):
@@ -114,6 +98,7 @@ def _draw_curves(axes: Axes, steps: list[int], values: NDArray[np.float64], look
         axes.plot(at, highest, color="tab:red", lw=1, label="highest")
         axes.plot(at, lowest, color="tab:blue", lw=1, label="lowest")
         axes.plot(at, middle, color=INK, lw=1.8, label="median")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=7, frameon=False)
     if look.log:  # plain numbers; 1, 2 and 5 of each power of ten while there are few of these
         axes.set_yscale("log")
         bottom, top = axes.get_ylim()
@@ -122,14 +107,11 @@ def _draw_curves(axes: Axes, steps: list[int], values: NDArray[np.float64], look
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if look.line is not None:
         axes.axhline(look.line, color=INK, lw=0.8, ls=":")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=7, frameon=False)
     axes.tick_params(labelsize=8)
 
 
 def _draw_map(axes: Axes, steps: list[int], values: NDArray[np.float64], kinds: dict[str, int], look: Look) -> None:
     """Draw one strip for each kind of layer, in it a row for each layer, the first on top."""
-    import numpy as np
-
     edges, ticks, labels = [0.0], [], []
     for label, count in kinds.items():
         top, height = edges[-1], max(LABEL, ROW * count)
@@ -139,7 +121,11 @@ def _draw_map(axes: Axes, steps: list[int], values: NDArray[np.float64], kinds: 
         axes.axhline(edges[-1], color=INK, lw=1.2)
     # a report stands for the steps since the one before
     times = [steps[0] - (steps[1] - steps[0] if len(steps) > 1 else 1), *steps]
-    mesh = axes.pcolormesh(times, edges, values, rasterized=True, **_colours(values, look))
+    # without a number above 0 there would be no limits
+    limits = look.limits or ((None, None) if (values > 0).any() else (0.1, 1.0))
+    norm = LogNorm(*limits) if look.log else Normalize(*limits)
+    colours = look.colours.with_extremes(bad=NO_NUMBER)
+    mesh = axes.pcolormesh(times, edges, values, rasterized=True, cmap=colours, norm=norm)
     axes.set_yticks(ticks, labels, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
@@ -151,21 +137,3 @@ def _draw_map(axes: Axes, steps: list[int], values: NDArray[np.float64], kinds: 
         marks = [2.0**power for power in range(-3, 4)]
         bar.set_ticks(marks, labels=[f"{mark:g}" for mark in marks])
         bar.ax.minorticks_off()
-
-
-def _colours(values: NDArray[np.float64], look: Look) -> dict[str, Any]:
-    """Return the map from numbers to colours: half transparent grey where there is no number."""
-    import numpy as np
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
-
-    if isinstance(look.colours, str):
-        colours = colormaps[look.colours]
-    else:
-        low, high = look.colours
-        nodes = [(0.0, low), (0.5, f"{low}00"), (0.5, f"{high}00"), (1.0, high)]
-        colours = LinearSegmentedColormap.from_list(look.title, nodes)
-    known = values[np.isfinite(values) & ((values > 0) | (not look.log))]
-    least, most = look.limits or ((float(known.min()), float(known.max())) if known.size else (0.1, 1.0))
-    norm = LogNorm(least, max(most, least * 1.01)) if look.log else Normalize(least, most)
-    return {"cmap": colours.with_extremes(bad=(0.5, 0.5, 0.5, 0.3)), "norm": norm}

@@ -20,17 +20,11 @@ from adafactor.optimizer import Adafactor
 
 @dataclass(frozen=True)
 class About:
-    """What does not change from step to step, and what a metric has to be read with.
+    """What does not change from step to step, and what a metric has to be read with."""
 
-    Attributes:
-        dtype: of the parameter: `"float32"`, `"bfloat16"`, …
-        trainable: does it require gradients?
-        settings: of its group.
-    """
-
-    dtype: str
-    trainable: bool
-    settings: Settings
+    dtype: str  # of the parameter: "float32", "bfloat16", …
+    trainable: bool  # does it require gradients?
+    settings: Settings  # of its group
 
 
 @dataclass(frozen=True)

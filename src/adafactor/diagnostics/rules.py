@@ -118,7 +118,7 @@ def out_of_date(p: Parameter) -> Hit | None:
     high, jumps = (sum(value > limit for value in values) for limit in (HIGH, JUMP))
     often = OFTEN * len(values) if p.clipped else min(3, OFTEN * len(values))
     # now and then is what clipping is for
-    if not (jumps and not p.clipped) and (high < often or high == 0 or (high == 1 and len(values) > 1)):
+    if high < max(often, 1 if len(values) == 1 else 2) and (p.clipped or not jumps):
         return None
     what = "RMS(U) is far above 1: the second moment is out of date, and updates are larger than meant."
     figure = f"RMS(U) at most {max(values):.3g}, {median(values):.2g} in the median, above {HIGH:g} {p.seen(high)}"
