@@ -223,7 +223,13 @@ class Executor:
     def average_gradient(self, weight: Scalar) -> Blockwise:
         """m̂ₜ, which takes the place of G."""
         weights = self._entries(weight)
-        return lambda i, block: self._average(i, block, self.g(i, block), weights[i])
+
+        def average(i: int, block: Block) -> Tensor:
+            m = self._average(i, block, self.g(i, block), weights[i])
+            self._keep(i, block, m)
+            return m
+
+        return average
 
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]:
         """ΣU², and ΣX² where it is wanted."""
@@ -250,6 +256,7 @@ class Executor:
                 m = self._average(i, block, change, weights[i])
                 change = m if s.momentum_of == "update" else m * rates[i]
                 change = change if skipped is None else change.masked_fill(skipped[i], 0)
+                self._keep(i, block, m)
             elif skipped is not None:
                 change.masked_fill_(skipped[i], 0)
             self._subtract(i, block, change, decays[i])
@@ -281,15 +288,17 @@ class Executor:
         return state if self._may_write else state.clone()
 
     def _average(self, i: int, block: Block, new: Tensor, weight: Any) -> Tensor:
-        """A block of the momentum with new numbers averaged in; as soon as that may be, it goes into the state."""
-        p, kept = self._members[i], self._blocks_kept[i]
-        m = momentum.load(p.state, kept, block, self._dtype)  # the state itself, if it is kept so
+        """A block of the momentum with new numbers averaged in: in the state itself, if it is kept so and may be."""
+        m = momentum.load(self._members[i].state, self._blocks_kept[i], block, self._dtype)
         m = m if self._is_rounded[i] else self._own(m)
-        m.lerp_(self._if_taken(i, new.to(self._dtype), m), weight)
+        return m.lerp_(self._if_taken(i, new.to(self._dtype), m), weight)
+
+    def _keep(self, i: int, block: Block, m: Tensor) -> None:
+        """Round a block of the momentum into the state, if it is not the state itself, and may be."""
         if self._is_rounded[i] and self._may_write:
             random = self._random_words(i, block, m) if self._settings.momentum_rounding == "stochastic" else None
-            momentum.store(p.state, kept, block, m, random, None if self._mask is None else self._mask[i])
-        return m
+            taken = None if self._mask is None else self._mask[i]
+            momentum.store(self._members[i].state, self._blocks_kept[i], block, m, random, taken)
 
     def _random_words(self, i: int, block: Block, like: Tensor) -> Tensor:
         """The random words of the elements of a block."""
