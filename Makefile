@@ -21,7 +21,7 @@ quick: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
-# About 40 minutes, and the slow fuzz: FUZZ_SECONDS says how long it runs.
+# An hour beside other work, with FUZZ_SECONDS=60: how long the slow fuzz runs.
 test-all: .venv/ready .venv/integrations .venv/trainers .venv/bench
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
 
@@ -70,10 +70,10 @@ release: .venv/release
 	    nemo_automodel omegaconf spmd-types torchtitan
 	touch $@
 
-# timm would bring torchvision, which its optimizers do not use.
+# timm would bring torchvision, which its optimizers do not use. The plan's 8-bit AdamW is that of bitsandbytes.
 .venv/bench: .venv/ready
 	$(INSTALL) -e ".[bench,jax]"
-	$(INSTALL) --no-deps timm
+	$(INSTALL) --no-deps bitsandbytes timm
 	touch $@
 
 .venv/release: .venv/ready
