@@ -32,7 +32,7 @@ from adafactor.core.factoring import Factored
 from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering, stored
 from adafactor.kernels.triton.executor import Executor
 from adafactor.kernels.triton.kind import Kind
-from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, is_aligned, memory_order
+from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, memory_order
 from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.sizes import LINE, NARROW
 
@@ -91,6 +91,5 @@ def prepare(parameters: list[Parameter]) -> list[Executor]:
     kinds: dict[tuple[Kind, torch.device, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
-        kind = Kind.of(parameter, is_aligned(parameter))
-        kinds.setdefault((kind, parameter.x.device, sharded, raises), []).append(parameter)
+        kinds.setdefault((Kind.of(parameter), parameter.x.device, sharded, raises), []).append(parameter)
     return [(Shards if sharded else Executor)(members, kind) for (kind, _, sharded, _), members in kinds.items()]

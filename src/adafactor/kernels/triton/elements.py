@@ -26,7 +26,7 @@ def address(table_ptr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
 def number_at(table_ptr, KIND: tl.constexpr):
     """Load an offset, a stride or a length; it is a multiple of 16 elements if the kind is aligned."""
     number = tl.load(table_ptr)
-    if KIND.ALIGNED:
+    if KIND.aligned:
         number = tl.multiple_of(number, 16)
     return number
 

@@ -25,7 +25,6 @@ from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import blend, decayed, inverse_root, number_at
 from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
 from adafactor.kernels.triton.momentum import BLOCK, Elements, recall
-from adafactor.kernels.triton.rates import TABLES
 
 
 class Unit(NamedTuple):
@@ -66,7 +65,7 @@ def sum_elsewhere(x, s, u, g_ptr, rows, first_col, end_col, row, shrink, KIND: t
     cols, width = tl.arange(0, TILING.chunk), end_col - first_col
     for j in range(0, u.m - width, TILING.chunk):
         j += tl.where(j < first_col, 0, width)
-        if KIND.ALIGNED:
+        if KIND.aligned:
             j = tl.multiple_of(j, 16)
         mask = (rows < u.end)[:, None] & (j + cols < u.m)[None, :]
         square = load_squares(x, s, g_ptr, rows, j + cols, 0, mask, KIND, False)[0]
@@ -121,7 +120,7 @@ def hold_rows(
     end = u.end
     if TILING.is_part:
         end = tl.where(first_col == 0, end, 0)  # R is left to the program that has the first columns
-        if KIND.ALIGNED:
+        if KIND.aligned:
             first_col, end_col = tl.multiple_of(first_col, 16), tl.multiple_of(end_col, 16)
     cols, lane, zero = first_col + tl.arange(0, CHUNK), tl.arange(0, ROWS), tl.zeros((ROWS, CHUNK), KIND.STAT)
     shrink, squares, energies = zero + u.shrink, (), ()
@@ -223,7 +222,6 @@ def first_pass(
     RAW: tl.constexpr,
 ):
     """Run a program for each unit."""
-    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64) + first_unit
     unit_ptr, sums_ptr = memory.units_ptr + 4 * number, memory.sums_ptr + number * f.SUMS
     place = tl.load(unit_ptr).to(tl.int64)

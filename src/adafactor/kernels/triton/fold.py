@@ -13,7 +13,6 @@ from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import at_least, inverse_root, number_at, total
 from adafactor.kernels.triton.matrix import group_of, look_up
-from adafactor.kernels.triton.rates import TABLES
 
 BLOCK = tl.constexpr(sizes.BLOCK)
 TOGETHER = tl.constexpr(16)  # units whose column sums are added up at once
@@ -86,7 +85,6 @@ def write_scalars(memory, tensor_ptr, note_ptr, is_finite, x2, u2):
 @triton.jit(do_not_specialize=["first_block", "block_count", "first_tensor"])
 def fold(memory, first_block, block_count, first_tensor, KIND: tl.constexpr, RAW: tl.constexpr):
     """Run a program for each block of columns, then one for each tensor."""
-    tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
     block, number = program + first_block, program - block_count + first_tensor
     place, first = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32)

@@ -10,7 +10,6 @@ from adafactor.kernels.triton import rates
 from adafactor.kernels.triton.elements import at_least, divide, root, total
 from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
 from adafactor.kernels.triton.measure import differs
-from adafactor.kernels.triton.rates import TABLES
 from adafactor.kernels.triton.tiles import LINE, LINES, NORMS, STEP, visit_any
 
 
@@ -64,7 +63,6 @@ def report(x, rms_u, divisor):
 @triton.jit(do_not_specialize=["only_ragged"])
 def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
     """Run a program for each tile. Without WRITES it leaves a shard's ΣU² and ΣX² of the tile, and nothing else."""
-    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64)
     tile_ptr, squares_ptr = memory.tiles_ptr + 3 * number, memory.squares_ptr + number
     place = tl.load(tile_ptr).to(tl.int64)

@@ -86,7 +86,7 @@ def is_stepped(memory, place, only_ragged, KIND: tl.constexpr):
     """Whether this variant of a kernel steps a matrix: one that loads 16 bytes at once leaves others to the ragged."""
     number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
     g_address = tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS)
-    if KIND.ALIGNED:
+    if KIND.aligned:
         return (g_address != 0) & (g_address % 16 == 0)
     else:
         return (g_address != 0) & ((only_ragged == 0) | (g_address % 16 != 0))
@@ -108,7 +108,7 @@ def look_up(memory, place, KIND: tl.constexpr):
     x_offset = number_at(matrix_ptr + f.X_OFFSET, KIND)
     n, m = tl.load(tensor_ptr + f.N).to(tl.int32), number_at(tensor_ptr + f.M, KIND)
     col_end = tl.where(tl.load(tensor_ptr + f.COL) != 0, m, 0)
-    if KIND.ALIGNED:
+    if KIND.aligned:
         col_end = tl.multiple_of(col_end, 16)
     return Matrix(
         matrix_ptr=matrix_ptr,
@@ -116,12 +116,12 @@ def look_up(memory, place, KIND: tl.constexpr):
         note_ptr=memory.notes_ptr + number * f.NOTES,
         group_ptr=group_of(memory, tensor_ptr),
         mean_ptr=memory.means_ptr + place,
-        g_ptr=address(g_address, KIND.G, KIND.ALIGNED) + number_at(matrix_ptr + f.G_OFFSET, KIND),
-        x_ptr=address(tensor_ptr + f.X, KIND.X, KIND.ALIGNED) + x_offset,
-        momentum_ptr=address(tensor_ptr + f.MOMENTUM, KIND.MOMENTUM, KIND.ALIGNED) + x_offset,
+        g_ptr=address(g_address, KIND.G, KIND.aligned) + number_at(matrix_ptr + f.G_OFFSET, KIND),
+        x_ptr=address(tensor_ptr + f.X, KIND.X, KIND.aligned) + x_offset,
+        momentum_ptr=address(tensor_ptr + f.MOMENTUM, KIND.MOMENTUM, KIND.aligned) + x_offset,
         scale_ptr=address(tensor_ptr + f.SCALE, tl.float32, False) + tl.load(matrix_ptr + f.SCALE_OFFSET),
-        compensation_ptr=address(tensor_ptr + f.COMPENSATION, KIND.X, KIND.ALIGNED) + x_offset,
-        full_ptr=address(tensor_ptr + f.FULL, KIND.STAT, KIND.ALIGNED),
+        compensation_ptr=address(tensor_ptr + f.COMPENSATION, KIND.X, KIND.aligned) + x_offset,
+        full_ptr=address(tensor_ptr + f.FULL, KIND.STAT, KIND.aligned),
         row_ptr=address(tensor_ptr + f.ROW, KIND.STAT, False) + tl.load(matrix_ptr + f.ROW_OFFSET),
         col_ptr=address(tensor_ptr + f.COL, KIND.STAT, False) + tl.load(matrix_ptr + f.COL_OFFSET),
         row_stride=tl.load(tensor_ptr + f.ROW_STRIDE),
@@ -130,9 +130,9 @@ def look_up(memory, place, KIND: tl.constexpr):
         new_row=tl.load(matrix_ptr + f.NEW_ROW),
         new_col=tl.load(matrix_ptr + f.NEW_COL),
         g_stride_p=number_at(tensor_ptr + f.G_STRIDE_P, KIND),
-        g_stride_q=1 if KIND.ALIGNED else tl.load(tensor_ptr + f.G_STRIDE_Q).to(tl.int32),
+        g_stride_q=1 if KIND.aligned else tl.load(tensor_ptr + f.G_STRIDE_Q).to(tl.int32),
         x_stride_p=number_at(tensor_ptr + f.X_STRIDE_P, KIND),
-        x_stride_q=1 if KIND.ALIGNED else tl.load(tensor_ptr + f.X_STRIDE_Q).to(tl.int32),
+        x_stride_q=1 if KIND.aligned else tl.load(tensor_ptr + f.X_STRIDE_Q).to(tl.int32),
         n=n,
         m=m,
         row_end=tl.where(tl.load(tensor_ptr + f.ROW) != 0, n, 0),

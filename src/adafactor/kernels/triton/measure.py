@@ -17,7 +17,6 @@ from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
 from adafactor.kernels.triton.elements import at_least, total
 from adafactor.kernels.triton.matrix import group_of, look_up
-from adafactor.kernels.triton.rates import TABLES
 from adafactor.kernels.triton.tiles import LINE, SQUARES, visit_any
 
 
@@ -54,7 +53,6 @@ def heaviest(memory, tensor_ptr):
 @triton.jit(do_not_specialize=["tensor_count"])
 def begin_step(memory, tensor_count, KIND: tl.constexpr):
     """Run a program for each tensor: its rates; then one for each tile to check."""
-    tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
     number, check = program, program - tensor_count
     if check >= 0:
@@ -75,7 +73,6 @@ def begin_step(memory, tensor_count, KIND: tl.constexpr):
 @triton.jit
 def measure(memory, KIND: tl.constexpr):
     """Run a program for some tiles of a tensor; nearly always there is nothing to do."""
-    tl.static_assert(TABLES != "")
     share_ptr = memory.shares_ptr + 3 * tl.program_id(0).to(tl.int64)
     number = tl.load(share_ptr).to(tl.int64)
     tensor_ptr, given_ptr = memory.tensors_ptr + number * f.TENSOR, memory.given_ptr + number * f.GIVEN

@@ -6,15 +6,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import sizes
 from adafactor.kernels.triton.elements import mix
 
 # ---- numbers: float64, the settings of a group, uploaded when they have changed
@@ -38,15 +35,6 @@ from adafactor.kernels.triton.elements import mix
 NUMBERS = tl.constexpr(16)
 BY_RHO, BY_ALPHA, BY_LR, BY_CONSTANT = map(tl.constexpr, range(0, -4, -1))
 DECAYS_BY = {"rho": BY_RHO, "alpha": BY_ALPHA, "lr": BY_LR, "constant": BY_CONSTANT}
-
-# All columns and sizes. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has
-# changed, but not when a module's attribute has. So every kernel names this constant.
-TABLES = tl.constexpr(
-    repr([
-        sorted((name, str(value)) for name, value in vars(module).items() if name.isupper())
-        for module in (f, sizes, sys.modules[__name__])
-    ])
-)  # fmt: skip
 
 
 def row_of(s: Settings) -> tuple[float, ...]:

@@ -9,7 +9,6 @@ from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton.elements import TERMS, inverse_root, total
 from adafactor.kernels.triton.fold import write_scalars
 from adafactor.kernels.triton.matrix import look_up
-from adafactor.kernels.triton.rates import TABLES
 
 
 @triton.jit
@@ -43,7 +42,6 @@ def average(memory, x, state_ptr, stride, at, count, end, KIND: tl.constexpr):
 @triton.jit
 def factors(memory, KIND: tl.constexpr):
     """Run a program for each matrix: R and C; mean(R) unless the ranks have found it."""
-    tl.static_assert(TABLES != "")
     place = tl.program_id(0).to(tl.int64)
     number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
     is_given = tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0
@@ -60,7 +58,6 @@ def factors(memory, KIND: tl.constexpr):
 @triton.jit
 def totals(memory, KIND: tl.constexpr):
     """Run a program for each tensor: ΣU² and ΣX² of what is here."""
-    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64)
     if tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:
         tensor_ptr, note_ptr = memory.tensors_ptr + number * f.TENSOR, memory.notes_ptr + number * f.NOTES
@@ -72,7 +69,6 @@ def totals(memory, KIND: tl.constexpr):
 @triton.jit
 def conclude(memory, KIND: tl.constexpr):
     """Run a program for each tensor: its scalars, from sums that all ranks have completed."""
-    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64)
     if tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0:
         note_ptr = memory.notes_ptr + number * f.NOTES

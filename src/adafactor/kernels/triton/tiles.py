@@ -69,7 +69,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
     lane, line = tl.arange(0, LINE), tl.arange(0, ROWS)
     # of a line: how many rows there are, and the row and column of each element
     fold, row, cols = 1, 0, first_col + lane
-    if KIND.ALIGNED:
+    if KIND.aligned:
         cols = tl.max_contiguous(tl.multiple_of(cols, LINE), LINE)
     inside = cols < x.m
     across_x, across_g = cols * x.x_stride_q, cols * x.g_stride_q
@@ -79,7 +79,7 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
         inside = lane < fold * m
         across_x = row * x.x_stride_p + cols * x.x_stride_q
         across_g = row * x.g_stride_p + cols * x.g_stride_q
-        if KIND.ALIGNED:  # then a row is a multiple of 16 elements
+        if KIND.aligned:  # then a row is a multiple of 16 elements
             across_x = tl.max_contiguous(tl.multiple_of(across_x, 16), 16)
             across_g = tl.max_contiguous(tl.multiple_of(across_g, 16), 16)
     if GOAL != SQUARES:  # all that is the same for a column, once
