@@ -17,13 +17,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from adafactor.kernels.triton.between import conclude, factors, fold, totals
 from adafactor.kernels.triton.first_pass import first_pass
-from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.kind import Kind
 from adafactor.kernels.triton.last_pass import last_pass
 from adafactor.kernels.triton.matrix import Memory
 from adafactor.kernels.triton.measure import begin_step, measure
-from adafactor.kernels.triton.shard_kernels import conclude, factors, totals
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -13,8 +13,8 @@ from adafactor.core.contract import Gradients, Parameter, Scale, Sums
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
+from adafactor.kernels.triton.between import fold
 from adafactor.kernels.triton.first_pass import first_pass
-from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.kind import SHARED_MEMORY, Kind
 from adafactor.kernels.triton.last_pass import last_pass
 from adafactor.kernels.triton.matrix import Memory

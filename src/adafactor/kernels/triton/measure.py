@@ -15,15 +15,9 @@ import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
-from adafactor.kernels.triton.elements import at_least, total
+from adafactor.kernels.triton.elements import at_least, differs, total
+from adafactor.kernels.triton.last_pass import LINE, SQUARES, visit_any
 from adafactor.kernels.triton.matrix import group_of, look_up
-from adafactor.kernels.triton.tiles import LINE, SQUARES, visit_any
-
-
-@triton.jit
-def differs(x2, known):
-    """Whether two sums are not of the same X; a NaN or an infinity is no sum."""
-    return tl.where(tl.abs(x2 - known) <= 1e-6 * known, 0, 1) + tl.where(known < float("inf"), 0, 1) > 0
 
 
 @triton.jit

@@ -23,10 +23,10 @@ from adafactor.core.equations import mean_of_rows
 from adafactor.core.factoring import Factored
 from adafactor.core.sums import vector
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton.between import conclude, factors, totals
 from adafactor.kernels.triton.executor import Executor, Launch
 from adafactor.kernels.triton.kind import Kind
 from adafactor.kernels.triton.layout import factored_axes, factors_along
-from adafactor.kernels.triton.shard_kernels import conclude, factors, totals
 
 
 class Shards(Executor):
