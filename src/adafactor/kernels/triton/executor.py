@@ -72,7 +72,7 @@ class Executor:
             "shares_ptr": table.shares,
             "checks_ptr": table.checks,
             "notes_ptr": self.notes,
-            "squares_ptr": torch.zeros(table.tile_count, dtype=torch.float64, device=self.device),
+            "squares_ptr": torch.zeros(len(table.tiles), dtype=torch.float64, device=self.device),
             "changes_ptr": torch.zeros(len(table.checks), dtype=torch.int32, device=self.device),
         }
         self._memory: Memory | None = None
@@ -164,8 +164,8 @@ class Executor:
         """Take what a step needs besides the state."""
         table, stat = self.table, self.kind.stat
         vectors, inverses, scratch = (self._empty(n, stat) for n in (table.vectors, table.vectors, table.scratch))
-        sums = self._empty(table.unit_count * f.SUMS, torch.float64)
-        energies = self._empty(table.tile_count if sharded else table.block_count, torch.float64)
+        sums = self._empty(len(table.units) * f.SUMS, torch.float64)
+        energies = self._empty(len(table.tiles) if sharded else len(table.blocks), torch.float64)
         self._memory = Memory(
             **self._lasting,
             given_ptr=self.given.there,
@@ -176,7 +176,7 @@ class Executor:
             scratch_ptr=scratch,
             sums_ptr=sums,
             energies_ptr=energies,
-            means_ptr=self._empty(table.matrix_count, torch.float64),
+            means_ptr=self._empty(len(table.matrices), torch.float64),
             wide_ptr=self._empty(table.vectors if sharded else 0, torch.float64),
         )
 
@@ -201,7 +201,7 @@ class Executor:
 
     def _last_passes(self, writes: bool = True) -> list[Launch]:
         """Run the last pass, or only find ΣU² and ΣX² of a shard."""
-        tiles = self.table.tile_count
+        tiles = len(self.table.tiles)
         return [Launch(last_pass, tiles, kind.last_pass(writes), (int(r),), r) for kind, r in self._variants()]
 
     def _variants(self) -> list[tuple[Kind, bool]]:

@@ -37,7 +37,7 @@ class Shards(Executor):
         super().__init__(parameters, kind)
         self.must_measure = [False] * len(parameters)
         self.table.tensors[:, f.BLOCKS] = 0  # ΣU² does not come from blocks of columns
-        matrices, tensors, options = self.table.matrix_count, len(parameters), kind.between()
+        matrices, tensors, options = len(self.table.matrices), len(parameters), kind.between()
         self._moments = [*self._begin_step(False), *self._first_passes(raw=True)]
         self._norms = [Launch(factors, matrices, options), *self._last_passes(False), Launch(totals, tensors, options)]
         self._apply.insert(0, Launch(conclude, tensors, options))
