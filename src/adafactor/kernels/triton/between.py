@@ -35,12 +35,12 @@ def mean_of_rows(memory, x, units, beta2):
     """Return mean(R), or the mean of C where V̂ is divided by that."""
     n, m = tl.load(x.tensor_ptr + f.WHOLE_N).to(tl.float64), x.m.to(tl.float64)
     mean_row = tl.full((), 1.0, tl.float64)
-    if x.row_end > 0:
+    if x.row.end > 0:
         own_ptr = memory.sums_ptr + tl.load(x.matrix_ptr + f.OWN_UNIT) * f.SUMS
         mean_row = total(own_ptr + f.ROW_SUM, units, f.SUMS) / n
         if tl.load(x.tensor_ptr + f.SWAPPED) != 0:  # new C has the mean of new R, but for what was there before
-            old_row = total(x.row_ptr, x.n, x.row_stride) / n
-            mean_row += beta2 * (total(x.col_ptr, x.m.to(tl.int32), x.col_stride) / m - old_row)
+            old_row = total(x.row.state_ptr, x.n, x.row.stride) / n
+            mean_row += beta2 * (total(x.col.state_ptr, x.m.to(tl.int32), x.col.stride) / m - old_row)
     return mean_row
 
 
@@ -55,13 +55,13 @@ def fold_columns(memory, x, block, first, KIND: tl.constexpr, RAW: tl.constexpr)
     mean = add_units(part_ptr, partials, x.m, cols) / (n * shrink * scale.to(tl.float64) * scale.to(tl.float64))
     eps = tl.load(x.group_ptr + rates.EPS1)
     if RAW:
-        tl.store(memory.wide_ptr + x.new_col + cols, mean + eps * x.n.to(tl.float64) / n, mask=cols < x.m)
+        tl.store(x.col.wide_ptr + cols, mean + eps * x.n.to(tl.float64) / n, mask=cols < x.m)
     else:
         w2, beta2 = tl.load(x.note_ptr + f.W2), tl.load(x.note_ptr + f.BETA2)
-        old = tl.load(x.col_ptr + cols.to(tl.int64) * x.col_stride, mask=cols < x.m, other=1.0)
+        old = tl.load(x.col.state_ptr + cols.to(tl.int64) * x.col.stride, mask=cols < x.m, other=1.0)
         new = (old.to(tl.float64) * beta2 + (mean + eps) * w2).to(KIND.STAT)
-        tl.store(memory.vectors_ptr + x.new_col + cols, new, mask=cols < x.m)
-        tl.store(memory.inverses_ptr + x.new_col + cols, inverse_root(new), mask=cols < x.m)
+        tl.store(x.col.new_ptr + cols, new, mask=cols < x.m)
+        tl.store(x.col.inverse_ptr + cols, inverse_root(new), mask=cols < x.m)
         mean_row = mean_of_rows(memory, x, units, beta2)
         energy = tl.where(cols < x.m, add_units(part_ptr + x.m, partials, x.m, cols) / new.to(tl.float64), 0.0)
         tl.store(x.mean_ptr, mean_row, mask=first == 0)
@@ -112,29 +112,18 @@ def fold(memory, first_block, block_count, first_tensor, KIND: tl.constexpr, RAW
 
 
 @triton.jit
-def average(memory, x, state_ptr, stride, at, count, end, KIND: tl.constexpr):
-    """Average a factor with the means of this step; return the mean of what it is now. Without it, 1.0 stands for it.
-
-    Args:
-        memory: where the means are, and the new factor goes.
-        x: the matrix.
-        state_ptr: the factor as it was.
-        stride: of the factor.
-        at: where it begins among the vectors.
-        count: how many numbers it has.
-        end: the same; 0 where there is no such factor.
-        KIND: of the tensor.
-    """
+def average(x, factor, count, KIND: tl.constexpr):
+    """Average a factor with the means of this step; return the mean of what it is now. Where none is kept it is 1.0."""
     w2, beta2 = tl.load(x.note_ptr + f.W2), tl.load(x.note_ptr + f.BETA2)
     acc = tl.zeros((TERMS,), tl.float64)
     for i in range(0, count, TERMS):
         offsets = i + tl.arange(0, TERMS)
-        mask = offsets < end
-        old = tl.load(state_ptr + offsets.to(tl.int64) * stride, mask=mask, other=1.0).to(tl.float64)
-        new = old * beta2 + tl.load(memory.wide_ptr + at + offsets, mask=mask, other=1.0) * w2
+        mask = offsets < factor.end.to(tl.int32)
+        old = tl.load(factor.state_ptr + offsets.to(tl.int64) * factor.stride, mask=mask, other=1.0).to(tl.float64)
+        new = old * beta2 + tl.load(factor.wide_ptr + offsets, mask=mask, other=1.0) * w2
         inverse = tl.where(mask, inverse_root(new.to(KIND.STAT)), 1.0)
-        tl.store(memory.vectors_ptr + at + offsets, new.to(KIND.STAT), mask=mask)
-        tl.store(memory.inverses_ptr + at + offsets, inverse, mask=offsets < count)
+        tl.store(factor.new_ptr + offsets, new.to(KIND.STAT), mask=mask)
+        tl.store(factor.inverse_ptr + offsets, inverse, mask=offsets < count)
         acc += tl.where(mask, new, 0.0)
     return tl.sum(acc, 0) / count.to(tl.float64)
 
@@ -145,11 +134,9 @@ def factors(memory, KIND: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
     is_given = tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS) != 0
-    if is_given & (tl.load(memory.tensors_ptr + number * f.TENSOR + f.FULL) == 0):
+    if is_given & (tl.load(memory.matrices_ptr + place * f.MATRIX + f.FULL) == 0):
         x = look_up(memory, place, KIND)
-        mean_row = average(memory, x, x.row_ptr, x.row_stride, x.new_row, x.n, x.row_end, KIND)
-        m, col_end = x.m.to(tl.int32), x.col_end.to(tl.int32)
-        mean_col = average(memory, x, x.col_ptr, x.col_stride, x.new_col, m, col_end, KIND)
+        mean_row, mean_col = average(x, x.row, x.n, KIND), average(x, x.col, x.m.to(tl.int32), KIND)
         if tl.load(x.tensor_ptr + f.MEAN_GIVEN) == 0:
             is_swapped = tl.load(x.tensor_ptr + f.SWAPPED) != 0
             tl.store(x.mean_ptr, tl.where(is_swapped, mean_col, mean_row))

@@ -34,8 +34,6 @@ class Unit(NamedTuple):
     end: Any
     row_end: Any  # without R, 0: 1.0 stands for R
     m: Any
-    new_ptr: Any  # new R; of shards, row means
-    inverse_ptr: Any  # 1/√R
     partial_ptr: Any  # column sums
     w2: Any  # 1 − β̂₂; without R, 0
     eps: Any  # what ε₁ counts in R
@@ -74,17 +72,18 @@ def sum_elsewhere(x, s, u, g_ptr, rows, first_col, end_col, row, shrink, KIND: t
 
 
 @triton.jit
-def average_rows(s, u, rows, end, old, sums, RAW: tl.constexpr):
+def average_rows(x, s, u, rows, end, old, sums, RAW: tl.constexpr):
     """Average R of some rows with the sums of their squares, and store it; return it in double, and 1/R."""
     new = sums * u.share
     inverse, mask = new, rows < end
     if RAW:
         new = new.to(tl.float64) + u.eps
+        tl.store(x.row.wide_ptr + rows, new, mask=mask & (rows < u.row_end))
     else:
         new = decayed(old, u.w2, s.beta2) + (new + u.eps)
         inverse = inverse_root(new)
-        tl.store(u.inverse_ptr + rows, inverse, mask=mask)
-    tl.store(u.new_ptr + rows, new, mask=mask & (rows < u.row_end))
+        tl.store(x.row.inverse_ptr + rows, inverse, mask=mask)
+        tl.store(x.row.new_ptr + rows, new, mask=mask & (rows < u.row_end))
     return tl.where(mask, new.to(tl.float64), 0.0), inverse * inverse
 
 
@@ -100,13 +99,13 @@ def add_rows(a):
 @triton.jit
 def store_columns(x, s, u, cols, end_col, square, energy, KIND: tl.constexpr, RAW: tl.constexpr):
     """Store the unit's sums of some columns; return what they add to its ΣU² without C, and 0 where all are finite."""
-    mask = (cols < end_col) & (cols < x.col_end)
+    mask = (cols < end_col) & (cols < x.col.end)
     tl.store(u.partial_ptr + cols, square, mask=mask)
     if not RAW:
         if not KIND.OF_GRADIENT:
             energy = energy * (s.unscale * s.unscale)
         tl.store(u.partial_ptr + u.m + cols, energy, mask=mask)
-    return tl.where(x.col_end > 0, 0.0, tl.sum(energy, 0)), tl.sum(square * 0.0, 0)
+    return tl.where(x.col.end > 0, 0.0, tl.sum(energy, 0)), tl.sum(square * 0.0, 0)
 
 
 @triton.jit
@@ -129,11 +128,11 @@ def hold_rows(
         energies = energies + (zero,)
     row_sum = tl.zeros((ROWS,), tl.float64)
     first = (u.first + lane).to(tl.int64)
-    g_ptr, old_ptr = x.g_ptr + first * x.g_stride_p, x.row_ptr + first * x.row_stride
+    g_ptr, old_ptr = x.g_ptr + first * x.g_stride_p, x.row.state_ptr + first * x.row.stride
     old = tl.load(old_ptr, mask=u.first + lane < u.row_end, other=1.0)
     for i in tl.range(u.first, u.end, ROWS, num_stages=STAGES):
         rows = i + lane
-        old_ptr += ROWS * x.row_stride
+        old_ptr += ROWS * x.row.stride
         ahead = tl.load(old_ptr, mask=rows + ROWS < u.row_end, other=1.0)  # off the critical path
         row, terms, new_squares, new_energies = zero, (), (), ()
         if TILING.is_part:
@@ -148,7 +147,7 @@ def hold_rows(
             row = tl.fma(square, shrink, row)
             terms = terms + (term,)
             new_squares = new_squares + (tl.fma(square, shrink, squares[k]),)
-        new, inverse = average_rows(s, u, rows, end, old, tl.sum(row, 1), RAW)
+        new, inverse = average_rows(x, s, u, rows, end, old, tl.sum(row, 1), RAW)
         row_sum += new
         if not RAW:
             for k in tl.static_range(CHUNKS):
@@ -191,18 +190,15 @@ def describe_unit(memory, x, s, number, first, end, KIND: tl.constexpr, RAW: tl.
     share, w2 = (1.0 / (whole * shrink)).to(KIND.STAT), s.w2
     if RAW:
         eps = tl.load(x.group_ptr + rates.EPS1) * x.m.to(tl.float64) / whole
-        new_ptr = memory.wide_ptr + x.new_row
     else:
-        w2 = tl.where(x.row_end > 0, w2, 0.0)  # without R, 1.0 stands for it and stays
-        share, eps, new_ptr = share * w2, s.eps * w2, memory.vectors_ptr + x.new_row
+        w2 = tl.where(x.row.end > 0, w2, 0.0)  # without R, 1.0 stands for it and stays
+        share, eps = share * w2, s.eps * w2
     partial = (number - tl.load(x.matrix_ptr + f.OWN_UNIT)) // tl.load(x.tensor_ptr + f.PARTS)
     return Unit(
         first=first,
         end=end,
-        row_end=tl.minimum(x.row_end, end),
+        row_end=tl.minimum(x.row.end, end),
         m=x.m.to(tl.int32),
-        new_ptr=new_ptr,
-        inverse_ptr=memory.inverses_ptr + x.new_row,
         partial_ptr=memory.scratch_ptr + number_at(x.matrix_ptr + f.PARTIAL, KIND) + 2 * x.m * partial,
         w2=w2,
         eps=eps,

@@ -64,7 +64,7 @@ def write(x, s, e, u, KIND: tl.constexpr):
 
 
 @triton.jit
-def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr, FORM: tl.constexpr):
+def visit(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr, FORM: tl.constexpr):
     """Take a tile, which begins at this row and column, through the loop; SQUARES needs no rates and no scale.
 
     Returns:
@@ -91,8 +91,8 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
     if GOAL != SQUARES:  # all that is the same for a column, once
         c = scale
         if FORM != UNFACTORED:
-            mean_row = tl.load(x.mean_ptr, mask=(x.row_end > 0) & (x.col_end > 0), other=1.0).to(KIND.STAT)
-            c = tl.load(memory.inverses_ptr + x.new_col + cols, mask=inside & (cols < x.col_end), other=1.0)
+            mean_row = tl.load(x.mean_ptr, mask=(x.row.end > 0) & (x.col.end > 0), other=1.0).to(KIND.STAT)
+            c = tl.load(x.col.inverse_ptr + cols, mask=inside & (cols < x.col.end), other=1.0)
             c = (c * root(mean_row) * scale)[None, :]
             if not KIND.OF_GRADIENT:
                 c = c * s.unscale
@@ -139,9 +139,9 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
                 if GOAL == STEP:
                     tl.store(x.full_ptr + x_offsets, v, mask=mask)
             elif FORM == FOLDED:
-                r = tl.load(memory.inverses_ptr + x.new_row + (rows[:, None] + row[None, :]), mask=mask, other=1.0)
+                r = tl.load(x.row.inverse_ptr + (rows[:, None] + row[None, :]), mask=mask, other=1.0)
             else:
-                r = tl.load(memory.inverses_ptr + x.new_row + rows, mask=rows < x.n, other=1.0)[:, None]
+                r = tl.load(x.row.inverse_ptr + rows, mask=rows < x.n, other=1.0)[:, None]
             if KIND.OF_GRADIENT:
                 g = blend(recall(x, e, KIND), g, s.w1)
                 if GOAL == STEP:
@@ -162,15 +162,15 @@ def visit(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.co
 
 
 @triton.jit
-def visit_any(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr):
+def visit_any(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr):
     """Take a tile of any form through the loop."""
     first_sum, second_sum = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    if tl.load(x.tensor_ptr + f.FULL) != 0:
-        first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, UNFACTORED)
+    if tl.load(x.matrix_ptr + f.FULL) != 0:
+        first_sum, second_sum = visit(x, s, scale, first, first_col, KIND, GOAL, UNFACTORED)
     elif x.is_narrow:
-        first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, FOLDED)
+        first_sum, second_sum = visit(x, s, scale, first, first_col, KIND, GOAL, FOLDED)
     else:
-        first_sum, second_sum = visit(memory, x, s, scale, first, first_col, KIND, GOAL, WIDE)
+        first_sum, second_sum = visit(x, s, scale, first, first_col, KIND, GOAL, WIDE)
     return first_sum, second_sum
 
 
@@ -178,23 +178,23 @@ def visit_any(memory, x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: t
 
 
 @triton.jit
-def copy(from_ptr, to_ptr, stride, first, end):
+def copy(factor, first, end):
     """Take new numbers of R or C into the state."""
     for i in range(first, end, LINE):
         offsets = i + tl.arange(0, LINE)
-        value = tl.load(from_ptr + offsets, mask=offsets < end, other=0.0)
-        tl.store(to_ptr + offsets.to(tl.int64) * stride, value, mask=offsets < end)
+        value = tl.load(factor.new_ptr + offsets, mask=offsets < end, other=0.0)
+        tl.store(factor.state_ptr + offsets.to(tl.int64) * factor.stride, value, mask=offsets < end)
 
 
 @triton.jit
-def copy_factors(memory, x, first, first_col):
+def copy_factors(x, first, first_col):
     """Take those numbers of R and C into the state that are of a tile on the edge of the matrix."""
-    if (x.row_end > 0) & (first_col == 0):
+    if (x.row.end > 0) & (first_col == 0):
         end = tl.minimum(first + tl.where(x.is_narrow, LINES * (LINE // x.m), LINES), x.n)
-        copy(memory.vectors_ptr + x.new_row, x.row_ptr, x.row_stride, first, end.to(tl.int32))
-    if (x.col_end > 0) & (first == 0):
+        copy(x.row, first, end.to(tl.int32))
+    if (x.col.end > 0) & (first == 0):
         end = tl.minimum(first_col + LINE, x.m)
-        copy(memory.vectors_ptr + x.new_col, x.col_ptr, x.col_stride, first_col, end.to(tl.int32))
+        copy(x.col, first_col, end.to(tl.int32))
 
 
 @triton.jit
@@ -240,14 +240,14 @@ def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
             alpha = tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT)
             scale = divide(scale if KIND.OF_DIRECTION else alpha, divisor)
         if not WRITES:
-            u2, x2 = visit_any(memory, x, s, scale, first, first_col, KIND, NORMS)
+            u2, x2 = visit_any(x, s, scale, first, first_col, KIND, NORMS)
             tl.store(memory.energies_ptr + number, u2)
             tl.store(squares_ptr, x2)
         elif taken > 0:
             if is_first:
                 report(x, rms_u, divisor)
-            copy_factors(memory, x, first, first_col)
-            before, after = visit_any(memory, x, s, scale, first, first_col, KIND, STEP)
+            copy_factors(x, first, first_col)
+            before, after = visit_any(x, s, scale, first, first_col, KIND, STEP)
             known = tl.load(squares_ptr)
             tl.debug_barrier()  # every thread has read what is written now
             tl.store(squares_ptr, tl.where(differs(before, known), float("nan"), after))  # NaN: to be measured

@@ -37,7 +37,7 @@ from adafactor.kernels.triton.sizes import (
 )
 
 IN_STATE = {
-    "step": f.STEP,
+    "full": f.FULL,
     "momentum": f.MOMENTUM,
     "momentum_int8": f.MOMENTUM,
     "momentum_scale": f.SCALE,
@@ -119,12 +119,11 @@ class Table:
 
     def _describe(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor and its matrices."""
-        state, s, how = parameter.state, parameter.settings, self.tilings[parameter]
-        root1, root2 = roots(s.seed, parameter.number)
+        how = self.tilings[parameter]
+        root1, root2 = roots(parameter.settings.seed, parameter.number)
         begin = self._counts[-1]
-        row = {column: state[key].data_ptr() for key, column in IN_STATE.items() if key in state}
-        row |= {
-            f.X: parameter.x.data_ptr(),
+        row = {
+            f.STEP: parameter.state["step"].data_ptr(),
             f.GROUP: parameter.group,
             f.COUNT: parameter.factoring.count,
             f.ROOT1: root1,
@@ -149,8 +148,9 @@ class Table:
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
             assert numbers is not None
             first, step = numbers[0], numbers[2]
-        self._add_matrix({f.OF: number, f.NUMBER: first}, parameter, (lines, x.numel()), 0)
-        row = {f.FULL: parameter.state["full"].data_ptr(), f.N: lines, f.M: x.numel()}
+        matrix = {column: t.data_ptr() for column, t in _tensors(parameter).items()}
+        self._add_matrix(matrix | {f.OF: number, f.NUMBER: first}, parameter, (lines, x.numel()), 0)
+        row = {f.N: lines, f.M: x.numel()}
         row |= {f.WHOLE_N: 1, f.WHOLE_M: 1}  # there are no means
         row |= {f.X_STRIDE_P: LINE, f.G_STRIDE_P: LINE, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
         return row | {f.NUMBER_P: LINE * step, f.NUMBER_Q: step, f.SCALE_STRIDE: LINE // momentum.BLOCK}
@@ -160,42 +160,41 @@ class Table:
         x, state, whole = parameter.x, parameter.state, parameter.shape
         (p, q), (along_p, along_q) = factored_axes(parameter), factors_along(parameter)
         n, m = x.shape[p], x.shape[q]
-        strides = {"x": list(x.stride()), "g": list(parameter.gradient.stride), "number": number_strides(whole)}
-        for name, gone in ((along_p, q), (along_q, p)):
-            strides[name] = list(state[name].unsqueeze(gone).stride()) if name in state else [0] * x.dim()
-        scale = state["momentum_scale"].stride()[:-1] if self._kind.IN_BLOCKS else ()
-        strides["scale"] = [*scale, *[0] * (x.dim() - len(scale))]
+        tensors, none = _tensors(parameter), [0] * x.dim()
+        for column, name, gone in ((f.ROW, along_p, q), (f.COL, along_q, p)):
+            if name in state:
+                tensors[column] = state[name].unsqueeze(gone)
+        strides = {column: list(t.stride()) + none for column, t in tensors.items()}
+        strides |= {f.G_OFFSET: list(parameter.gradient.stride), f.NUMBER: number_strides(whole)}
         batch = [axis for axis in range(x.dim()) if axis not in (p, q)]
-        origin = sum(a * b for a, b in zip(strides["number"], parameter.offset or (0,) * len(whole), strict=True))
-        columns = {f.X_OFFSET: "x", f.G_OFFSET: "g", f.ROW_OFFSET: along_p, f.COL_OFFSET: along_q}
-        columns |= {f.SCALE_OFFSET: "scale", f.NUMBER: "number"}
-        offsets = [matrix_offsets(x.shape, strides[name], batch) for name in columns.values()]
+        columns = {column: matrix_offsets(x.shape, steps, batch) for column, steps in strides.items()}
+        for column, t in tensors.items():
+            columns[column] = [t.data_ptr() + t.element_size() * offset for offset in columns[column]]
+        origin = sum(a * b for a, b in zip(number_strides(whole), parameter.offset or none, strict=True))
         up_n, up_m = _up(n), _up(m)
         self.places[parameter] = Place(
-            len(self._matrices), len(offsets[0]), self.vectors, self.vectors + up_n, up_n + up_m
+            len(self._matrices), len(columns[f.X]), self.vectors, self.vectors + up_n, up_n + up_m
         )
-        for at in zip(*offsets, strict=True):
+        for at in zip(*columns.values(), strict=True):
             matrix = dict(zip(columns, at, strict=True))
             matrix[f.NUMBER] += origin
             matrix |= {f.OF: number, f.NEW_ROW: self.vectors, f.NEW_COL: self.vectors + up_n}
             self.vectors += up_n + up_m
             self._add_matrix(matrix, parameter, (n, m), m if along_q in state else 0)
         return {
-            f.ROW: state[along_p].data_ptr() if along_p in state else 0,
-            f.COL: state[along_q].data_ptr() if along_q in state else 0,
-            f.ROW_STRIDE: strides[along_p][p],
-            f.COL_STRIDE: strides[along_q][q],
-            f.SCALE_STRIDE: strides["scale"][p],
+            f.ROW_STRIDE: strides.get(f.ROW, none)[p],
+            f.COL_STRIDE: strides.get(f.COL, none)[q],
+            f.SCALE_STRIDE: strides.get(f.SCALE, none)[p],
             f.N: n,
             f.M: m,
             f.WHOLE_N: whole[p],
             f.WHOLE_M: whole[q],
-            f.X_STRIDE_P: strides["x"][p],
-            f.X_STRIDE_Q: strides["x"][q],
-            f.G_STRIDE_P: strides["g"][p],
-            f.G_STRIDE_Q: strides["g"][q],
-            f.NUMBER_P: strides["number"][p],
-            f.NUMBER_Q: strides["number"][q],
+            f.X_STRIDE_P: strides[f.X][p],
+            f.X_STRIDE_Q: strides[f.X][q],
+            f.G_STRIDE_P: strides[f.G_OFFSET][p],
+            f.G_STRIDE_Q: strides[f.G_OFFSET][q],
+            f.NUMBER_P: strides[f.NUMBER][p],
+            f.NUMBER_Q: strides[f.NUMBER][q],
             f.SWAPPED: int(along_p == "col"),
         }
 
@@ -239,6 +238,11 @@ class Table:
             units.append((how, self._counts[places[0]]["units"], self._counts[places[-1] + 1]["units"]))
         after = owners[-1] if end < len(self._matrices) else len(self.parameters)
         return Chunk(units, (first["blocks"], last["blocks"]), (owners[0], after))
+
+
+def _tensors(parameter: Parameter) -> dict[int, Tensor]:
+    """X and what is kept for each of its elements, by the columns of their addresses."""
+    return {f.X: parameter.x} | {c: parameter.state[key] for key, c in IN_STATE.items() if key in parameter.state}
 
 
 def _samples(tensors: list[Row]) -> tuple[Tensor, Tensor]:
