@@ -56,16 +56,12 @@ def inverse_root(a):
     A guess from the bits, then Newton's steps. They are fused multiply-adds, which round once, so that the bits are the
     same on every card.
     """
-    if a.dtype == tl.float64:
-        b = (0x5FE6EB50C7B537A9 - (a.to(tl.int64, bitcast=True) >> 1)).to(tl.float64, bitcast=True)
-        half = a * 0.5
-        for _ in tl.static_range(5):
-            b = b * tl.fma(-(half * b), b, 1.5)
-    else:
-        b = (0x5F375A86 - (a.to(tl.int32, bitcast=True) >> 1)).to(tl.float32, bitcast=True)
-        half = a * 0.5
-        for _ in tl.static_range(4):
-            b = b * tl.fma(-(half * b), b, 1.5)
+    WIDE: tl.constexpr = a.dtype == tl.float64
+    BITS: tl.constexpr = tl.int64 if WIDE else tl.int32
+    GUESS: tl.constexpr = 0x5FE6EB50C7B537A9 if WIDE else 0x5F375A86
+    b, half = (GUESS - (a.to(BITS, bitcast=True) >> 1)).to(a.dtype, bitcast=True), a * 0.5
+    for _ in tl.static_range(5 if WIDE else 4):
+        b = b * tl.fma(-(half * b), b, 1.5)
     return tl.where(a == float("inf"), 0.0, b)
 
 

@@ -102,7 +102,7 @@ class Executor:
                 for a, b, p in zip(self.must_measure, written, self.parameters, strict=True)
             ]
         captured = self.parameters[0].metrics.captured  # lasts as long as the optimizer
-        own = [settings[group] for group in range(len(self.numbers.there))]
+        own = settings[: len(self.numbers.there)]
         with self._on_device():
             if is_capturing(self.device) and self not in captured:
                 captured.append(self)
@@ -163,19 +163,16 @@ class Executor:
     def _allocate(self, sharded: bool = False) -> None:
         """Take what a step needs besides the state."""
         table, stat = self.table, self.kind.stat
-        vectors, inverses, scratch = (self._empty(n, stat) for n in (table.vectors, table.vectors, table.scratch))
-        sums = self._empty(len(table.units) * f.SUMS, torch.float64)
-        energies = self._empty(len(table.tiles) if sharded else len(table.blocks), torch.float64)
         self._memory = Memory(
             **self._lasting,
             given_ptr=self.given.there,
             numbers_ptr=self.numbers.there,
             scaling_ptr=self._scaling,
-            vectors_ptr=vectors,
-            inverses_ptr=inverses,
-            scratch_ptr=scratch,
-            sums_ptr=sums,
-            energies_ptr=energies,
+            vectors_ptr=self._empty(table.vectors, stat),
+            inverses_ptr=self._empty(table.vectors, stat),
+            scratch_ptr=self._empty(table.scratch, stat),
+            sums_ptr=self._empty(len(table.units) * f.SUMS, torch.float64),
+            energies_ptr=self._empty(len(table.tiles) if sharded else len(table.blocks), torch.float64),
             means_ptr=self._empty(len(table.matrices), torch.float64),
             wide_ptr=self._empty(table.vectors if sharded else 0, torch.float64),
         )

@@ -16,8 +16,7 @@ from adafactor.kernels.memory_order import has_rounded_momentum
 from adafactor.kernels.triton.layout import is_aligned
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
-TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-TYPES[torch.int8] = tl.int8
+TYPES = {getattr(torch, n): getattr(tl, n) for n in ("float64", "float32", "bfloat16", "float16", "int8")}
 SHARED_MEMORY = 164 * 2**10  # bytes of a multiprocessor of an A100
 
 

@@ -32,7 +32,7 @@ from adafactor.kernels.triton.elements import (
     stochastic,
     total,
 )
-from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
+from adafactor.kernels.triton.matrix import is_stepped, look_up
 from adafactor.kernels.triton.momentum import BLOCK, Elements, keep, recall
 
 LINE, LINES = tl.constexpr(sizes.LINE), tl.constexpr(sizes.LINES)
@@ -41,19 +41,19 @@ WIDE, FOLDED, UNFACTORED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def write(x, s, e, u, KIND: tl.constexpr):
+def write(x, e, u, KIND: tl.constexpr):
     """X·(1 − λ·ρₜ) − αₜ·Û, rounded as the settings say; return what was there and what is there now, as numbers."""
     old = tl.load(x.x_ptr + e.offsets, mask=e.mask, other=0.0).to(KIND.STAT)
     if KIND.OF_UPDATE:
-        u = blend(recall(x, e, KIND), u, s.w1)
+        u = blend(recall(x, e, KIND), u, x.w1)
         keep(x, e, u, KIND)
         if KIND.OF_DIRECTION:
-            u = u * s.alpha
+            u = u * x.alpha
     exact = old
     if KIND.KAHAN:
         lost = tl.load(x.compensation_ptr + e.offsets, mask=e.mask, other=0.0).to(KIND.STAT)
         exact = old + remainder(lost, old, KIND.X)
-    exact = exact * s.decay - u
+    exact = exact * x.decay - u
     new = stochastic(exact, e.words, KIND.X) if KIND.STOCHASTIC else narrow(exact, KIND.X)
     tl.store(x.x_ptr + e.offsets, new, mask=e.mask)
     value = new.to(KIND.STAT)
@@ -64,8 +64,8 @@ def write(x, s, e, u, KIND: tl.constexpr):
 
 
 @triton.jit
-def visit(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr, FORM: tl.constexpr):
-    """Take a tile, which begins at this row and column, through the loop; SQUARES needs no rates and no scale.
+def visit(x, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr, FORM: tl.constexpr):
+    """Take a tile, which begins at this row and column, through the loop; SQUARES needs no scale.
 
     Returns:
         ΣX² before and after (STEP), ΣU² and ΣX² (NORMS), or ΣX² as STEP makes it and in double (SQUARES).
@@ -95,7 +95,7 @@ def visit(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr,
             c = tl.load(x.col.inverse_ptr + cols, mask=inside & (cols < x.col.end), other=1.0)
             c = (c * root(mean_row) * scale)[None, :]
             if not KIND.OF_GRADIENT:
-                c = c * s.unscale
+                c = c * x.unscale
     # a line's first elements are moved on by additions: a product of 64 bits is three instructions
     start = (first + line * fold).to(tl.int64)
     x_start, g_start = start * x.x_stride_p, start * x.g_stride_p
@@ -131,10 +131,10 @@ def visit(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr,
         if GOAL != SQUARES:
             g = tl.load(x.g_ptr + g_offsets, mask=mask, other=0.0).to(KIND.STAT)
             if FORM == UNFACTORED or KIND.OF_GRADIENT:
-                g = g * s.unscale
+                g = g * x.unscale
             if FORM == UNFACTORED:
-                v = decayed(tl.load(x.full_ptr + x_offsets, mask=mask, other=1.0), s.w2, s.beta2)
-                v += (g * g + s.eps) * s.w2
+                v = decayed(tl.load(x.full_ptr + x_offsets, mask=mask, other=1.0), x.w2, x.beta2)
+                v += (g * g + x.eps) * x.w2
                 r = inverse_root(v)
                 if GOAL == STEP:
                     tl.store(x.full_ptr + x_offsets, v, mask=mask)
@@ -143,12 +143,12 @@ def visit(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr,
             else:
                 r = tl.load(x.row.inverse_ptr + rows, mask=rows < x.n, other=1.0)[:, None]
             if KIND.OF_GRADIENT:
-                g = blend(recall(x, e, KIND), g, s.w1)
+                g = blend(recall(x, e, KIND), g, x.w1)
                 if GOAL == STEP:
                     keep(x, e, g, KIND)
             u = g * r * c
         if GOAL == STEP:
-            old, new = write(x, s, e, u, KIND)
+            old, new = write(x, e, u, KIND)
             first_sum, second_sum = tl.fma(old, old, first_sum), tl.fma(new, new, second_sum)
         else:
             value = tl.load(x.x_ptr + x_offsets, mask=mask, other=0.0).to(KIND.STAT)
@@ -162,15 +162,15 @@ def visit(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr,
 
 
 @triton.jit
-def visit_any(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr):
+def visit_any(x, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr):
     """Take a tile of any form through the loop."""
     first_sum, second_sum = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     if tl.load(x.matrix_ptr + f.FULL) != 0:
-        first_sum, second_sum = visit(x, s, scale, first, first_col, KIND, GOAL, UNFACTORED)
+        first_sum, second_sum = visit(x, scale, first, first_col, KIND, GOAL, UNFACTORED)
     elif x.is_narrow:
-        first_sum, second_sum = visit(x, s, scale, first, first_col, KIND, GOAL, FOLDED)
+        first_sum, second_sum = visit(x, scale, first, first_col, KIND, GOAL, FOLDED)
     else:
-        first_sum, second_sum = visit(x, s, scale, first, first_col, KIND, GOAL, WIDE)
+        first_sum, second_sum = visit(x, scale, first, first_col, KIND, GOAL, WIDE)
     return first_sum, second_sum
 
 
@@ -179,7 +179,8 @@ def visit_any(x, s, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.conste
 
 @triton.jit
 def copy(factor, first, end):
-    """Take new numbers of R or C into the state."""
+    """Take new numbers of R or C, if it is kept, into the state."""
+    end = tl.minimum(end, factor.end).to(tl.int32)
     for i in range(first, end, LINE):
         offsets = i + tl.arange(0, LINE)
         value = tl.load(factor.new_ptr + offsets, mask=offsets < end, other=0.0)
@@ -189,12 +190,10 @@ def copy(factor, first, end):
 @triton.jit
 def copy_factors(x, first, first_col):
     """Take those numbers of R and C into the state that are of a tile on the edge of the matrix."""
-    if (x.row.end > 0) & (first_col == 0):
-        end = tl.minimum(first + tl.where(x.is_narrow, LINES * (LINE // x.m), LINES), x.n)
-        copy(x.row, first, end.to(tl.int32))
-    if (x.col.end > 0) & (first == 0):
-        end = tl.minimum(first_col + LINE, x.m)
-        copy(x.col, first_col, end.to(tl.int32))
+    if first_col == 0:
+        copy(x.row, first, first + tl.where(x.is_narrow, LINES * (LINE // x.m), LINES))
+    if first == 0:
+        copy(x.col, first_col, first_col + LINE)
 
 
 @triton.jit
@@ -234,20 +233,19 @@ def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
         x = look_up(memory, place, KIND)
         taken, is_first = tl.load(x.note_ptr + f.TAKEN), number == tl.load(x.tensor_ptr + f.FIRST_TILE)
         first, first_col = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
-        s, scale = look_up_rates(memory, x, KIND), tl.full((), 1.0, KIND.STAT)
+        scale = tl.full((), 1.0, KIND.STAT)
         if WRITES:
             rms_u, divisor = clip_divisor(memory, x, KIND)
-            alpha = tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT)
-            scale = divide(scale if KIND.OF_DIRECTION else alpha, divisor)
+            scale = divide(scale if KIND.OF_DIRECTION else x.alpha, divisor)
         if not WRITES:
-            u2, x2 = visit_any(x, s, scale, first, first_col, KIND, NORMS)
+            u2, x2 = visit_any(x, scale, first, first_col, KIND, NORMS)
             tl.store(memory.energies_ptr + number, u2)
             tl.store(squares_ptr, x2)
         elif taken > 0:
             if is_first:
                 report(x, rms_u, divisor)
             copy_factors(x, first, first_col)
-            before, after = visit_any(x, s, scale, first, first_col, KIND, STEP)
+            before, after = visit_any(x, scale, first, first_col, KIND, STEP)
             known = tl.load(squares_ptr)
             tl.debug_barrier()  # every thread has read what is written now
             tl.store(squares_ptr, tl.where(differs(before, known), float("nan"), after))  # NaN: to be measured

@@ -1,4 +1,4 @@
-"""What every kernel is given, and what it looks up first: a matrix of a tensor, and the rates of its step."""
+"""What every kernel is given, and what it looks up first: a matrix of a tensor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Factor(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """The rows of the tables that are of a matrix; where its numbers are, and how far apart."""
+    """The rows of the tables that are of a matrix; where its numbers are, and how far apart; the rates of its step."""
 
     matrix_ptr: Any
     tensor_ptr: Any
@@ -72,11 +72,7 @@ class Matrix(NamedTuple):
     n: Any
     m: Any
     is_narrow: Any  # a line of a tile consists of several rows
-
-
-class Rates(NamedTuple):
-    """The scalars of a step, in the precision of the statistics."""
-
+    # the scalars of its step, in the precision of the statistics
     w1: Any  # 1 − β̂₁ₜ
     w2: Any  # 1 − β̂₂ₜ
     beta2: Any
@@ -122,14 +118,15 @@ def look_up(memory, place, KIND: tl.constexpr):
     """Look up the matrix at this place in the table."""
     matrix_ptr = memory.matrices_ptr + place * f.MATRIX
     number = tl.load(matrix_ptr + f.OF)
-    tensor_ptr = memory.tensors_ptr + number * f.TENSOR
+    tensor_ptr, note_ptr = memory.tensors_ptr + number * f.TENSOR, memory.notes_ptr + number * f.NOTES
+    group_ptr = group_of(memory, tensor_ptr)
     g_address = memory.given_ptr + number * f.GIVEN + f.G_ADDRESS
     n, m = tl.load(tensor_ptr + f.N).to(tl.int32), number_at(tensor_ptr + f.M, KIND)
     return Matrix(
         matrix_ptr=matrix_ptr,
         tensor_ptr=tensor_ptr,
-        note_ptr=memory.notes_ptr + number * f.NOTES,
-        group_ptr=group_of(memory, tensor_ptr),
+        note_ptr=note_ptr,
+        group_ptr=group_ptr,
         mean_ptr=memory.means_ptr + place,
         g_ptr=address(g_address, KIND.G, KIND.aligned) + number_at(matrix_ptr + f.G_OFFSET, KIND),
         x_ptr=address(matrix_ptr + f.X, KIND.X, KIND.aligned),
@@ -147,18 +144,11 @@ def look_up(memory, place, KIND: tl.constexpr):
         n=n,
         m=m,
         is_narrow=not KIND.IN_BLOCKS and m <= sizes.NARROW,
-    )
-
-
-@triton.jit
-def look_up_rates(memory, x, KIND: tl.constexpr):
-    """Look up the rates of a matrix."""
-    return Rates(
-        w1=tl.load(x.note_ptr + f.W1).to(KIND.STAT),
-        w2=tl.load(x.note_ptr + f.W2).to(KIND.STAT),
-        beta2=tl.load(x.note_ptr + f.BETA2).to(KIND.STAT),
-        eps=tl.load(x.group_ptr + rates.EPS1).to(KIND.STAT),
-        decay=tl.load(x.note_ptr + f.DECAY).to(KIND.STAT),
-        alpha=tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT),
+        w1=tl.load(note_ptr + f.W1).to(KIND.STAT),
+        w2=tl.load(note_ptr + f.W2).to(KIND.STAT),
+        beta2=tl.load(note_ptr + f.BETA2).to(KIND.STAT),
+        eps=tl.load(group_ptr + rates.EPS1).to(KIND.STAT),
+        decay=tl.load(note_ptr + f.DECAY).to(KIND.STAT),
+        alpha=tl.load(note_ptr + f.ALPHA).to(KIND.STAT),
         unscale=divide(1.0, tl.load(memory.scaling_ptr).to(KIND.STAT)),
     )

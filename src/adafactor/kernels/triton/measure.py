@@ -25,7 +25,7 @@ def sum_squares(memory, number, KIND: tl.constexpr):
     """Return ΣX² of a tile: to the bit as the last pass does, but where squares leave the range of their type."""
     tile_ptr = memory.tiles_ptr + 3 * number
     x = look_up(memory, tl.load(tile_ptr).to(tl.int64), KIND)
-    x2, wide = visit_any(x, None, None, tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), KIND, SQUARES)
+    x2, wide = visit_any(x, None, tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), KIND, SQUARES)
     return tl.where(differs(x2, wide), wide, x2)
 
 

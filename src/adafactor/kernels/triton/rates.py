@@ -32,7 +32,7 @@ from adafactor.kernels.triton.elements import mix
     SIGN,
     IGNORE,
 ) = map(tl.constexpr, range(15))
-NUMBERS = tl.constexpr(16)
+NUMBERS = tl.constexpr(15)
 BY_RHO, BY_ALPHA, BY_LR, BY_CONSTANT = map(tl.constexpr, range(0, -4, -1))
 DECAYS_BY = {"rho": BY_RHO, "alpha": BY_ALPHA, "lr": BY_LR, "constant": BY_CONSTANT}
 
@@ -55,7 +55,7 @@ def row_of(s: Settings) -> tuple[float, ...]:
         -1.0 if s.maximize else 1.0,
         s.on_nonfinite == "ignore",
     ]
-    return *map(float, row), 0.0
+    return tuple(map(float, row))
 
 
 @triton.jit

@@ -15,26 +15,8 @@ from adafactor.core.rounding import roots
 from adafactor.core.sums import shrink_of
 from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton import layout, sizes
 from adafactor.kernels.triton.kind import Kind
-from adafactor.kernels.triton.layout import (
-    factored_axes,
-    factors_along,
-    matrix_offsets,
-    matrix_shape,
-    memory_order,
-    number_strides,
-)
-from adafactor.kernels.triton.sizes import (
-    BLOCK,
-    LINE,
-    LINES,
-    MEASURED,
-    UNFACTORED_UNIT,
-    Tiling,
-    checked,
-    tile_shape,
-    unit_rows,
-)
 
 IN_STATE = {
     "full": f.FULL,
@@ -56,7 +38,7 @@ Row = dict[int, int]  # of a table: number by column; 0 where there is none
 class Chunk:
     """What launches of the first pass and of `fold` are given: as much as fits the scratch."""
 
-    units: list[tuple[Tiling, int, int]]  # first and end of those that are tiled alike
+    units: list[tuple[sizes.Tiling, int, int]]  # first and end of those that are tiled alike
     blocks: tuple[int, int]
     tensors: tuple[int, int]  # those that are complete with this chunk
 
@@ -84,7 +66,9 @@ class Table:
             most: bytes that a step may take besides the state.
         """
         self._kind = kind
-        self.tilings = {parameter: kind.tiling((matrix_shape(parameter) or (0, None))[1]) for parameter in parameters}
+        self.tilings = {
+            parameter: kind.tiling((layout.matrix_shape(parameter) or (0, None))[1]) for parameter in parameters
+        }
         self.parameters = sorted(parameters, key=lambda p: (self.tilings[p], -self._unit_size(p)))
         self.vectors = 0  # elements of new R and C
         self.places: dict[Parameter, Place] = {}
@@ -108,13 +92,13 @@ class Table:
 
     def unit_rows(self, parameter: Parameter) -> int:
         """The rows of a unit of the first pass; of an unfactored tensor, its lines."""
-        shape = matrix_shape(parameter)
+        shape = layout.matrix_shape(parameter)
         if shape is None:
-            return UNFACTORED_UNIT
-        return unit_rows(*shape, parameter.gradient.dtype.itemsize, self.tilings[parameter].rows)
+            return sizes.UNFACTORED_UNIT
+        return sizes.unit_rows(*shape, parameter.gradient.dtype.itemsize, self.tilings[parameter].rows)
 
     def _unit_size(self, parameter: Parameter) -> int:
-        n, m = matrix_shape(parameter) or (-(-parameter.x.numel() // LINE), LINE)
+        n, m = layout.matrix_shape(parameter) or (-(-parameter.x.numel() // sizes.LINE), sizes.LINE)
         return m * min(n, self.unit_rows(parameter))
 
     def _describe(self, number: int, parameter: Parameter) -> Row:
@@ -141,9 +125,9 @@ class Table:
     def _describe_unfactored(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor as one matrix whose rows are lines of its memory."""
         x, first, step = parameter.x, 0, 0
-        lines = -(-x.numel() // LINE)
+        lines = -(-x.numel() // sizes.LINE)
         if draws_words(parameter):
-            order = memory_order(parameter)
+            order = layout.memory_order(parameter)
             assert isinstance(order, MemoryOrder)
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
             assert numbers is not None
@@ -152,25 +136,25 @@ class Table:
         self._add_matrix(matrix | {f.OF: number, f.NUMBER: first}, parameter, (lines, x.numel()), 0)
         row = {f.N: lines, f.M: x.numel()}
         row |= {f.WHOLE_N: 1, f.WHOLE_M: 1}  # there are no means
-        row |= {f.X_STRIDE_P: LINE, f.G_STRIDE_P: LINE, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
-        return row | {f.NUMBER_P: LINE * step, f.NUMBER_Q: step, f.SCALE_STRIDE: LINE // momentum.BLOCK}
+        row |= {f.X_STRIDE_P: sizes.LINE, f.G_STRIDE_P: sizes.LINE, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
+        return row | {f.NUMBER_P: sizes.LINE * step, f.NUMBER_Q: step, f.SCALE_STRIDE: sizes.LINE // momentum.BLOCK}
 
     def _describe_matrices(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor and each matrix of its stack."""
         x, state, whole = parameter.x, parameter.state, parameter.shape
-        (p, q), (along_p, along_q) = factored_axes(parameter), factors_along(parameter)
+        (p, q), (along_p, along_q) = layout.factored_axes(parameter), layout.factors_along(parameter)
         n, m = x.shape[p], x.shape[q]
         tensors, none = _tensors(parameter), [0] * x.dim()
         for column, name, gone in ((f.ROW, along_p, q), (f.COL, along_q, p)):
             if name in state:
-                tensors[column] = state[name].unsqueeze(gone)
-        strides = {column: list(t.stride()) + none for column, t in tensors.items()}
-        strides |= {f.G_OFFSET: list(parameter.gradient.stride), f.NUMBER: number_strides(whole)}
+                tensors[column] = state[name].unsqueeze(gone)  # now all have the axes of X
+        strides = {column: [*t.stride(), *none] for column, t in tensors.items()}  # but for the last ones of scales
+        strides |= {f.G_OFFSET: [*parameter.gradient.stride], f.NUMBER: layout.number_strides(whole)}
         batch = [axis for axis in range(x.dim()) if axis not in (p, q)]
-        columns = {column: matrix_offsets(x.shape, steps, batch) for column, steps in strides.items()}
+        columns = {column: layout.matrix_offsets(x.shape, steps, batch) for column, steps in strides.items()}
         for column, t in tensors.items():
             columns[column] = [t.data_ptr() + t.element_size() * offset for offset in columns[column]]
-        origin = sum(a * b for a, b in zip(number_strides(whole), parameter.offset or none, strict=True))
+        origin = sum(a * b for a, b in zip(strides[f.NUMBER], parameter.offset or none, strict=True))
         up_n, up_m = _up(n), _up(m)
         self.places[parameter] = Place(
             len(self._matrices), len(columns[f.X]), self.vectors, self.vectors + up_n, up_n + up_m
@@ -201,18 +185,20 @@ class Table:
     def _add_matrix(self, matrix: Row, parameter: Parameter, shape: tuple[int, int], columns: int) -> None:
         """Add a matrix, its units, blocks of as many columns as C has, and tiles."""
         (n, m), rows, how = shape, self.unit_rows(parameter), self.tilings[parameter]
-        height, width = tile_shape(m, self._kind.IN_BLOCKS) if how.chunks else (LINES, m)
+        height, width = sizes.tile_shape(m, self._kind.IN_BLOCKS) if how.chunks else (sizes.LINES, m)
         place = torch.tensor([len(self._matrices)])
         units = torch.cartesian_prod(place, torch.arange(0, n, rows), torch.arange(how.parts) * how.width)
         units = units[:, [0, 1, 1, 2]]
         units[:, 2] = (units[:, 2] + rows).clamp(max=n)
-        blocks = torch.cartesian_prod(place, torch.arange(0, columns, BLOCK)).reshape(-1, 2)
+        blocks = torch.cartesian_prod(place, torch.arange(0, columns, sizes.BLOCK)).reshape(-1, 2)
         tiles = torch.cartesian_prod(place, torch.arange(0, n, height), torch.arange(0, m, width).flip(0))
         before = self._counts[-1]
         self._matrices.append(matrix | {f.OWN_UNIT: before["units"], f.OWN_UNITS: len(units)})
-        for name, rows_of in zip(PIECES, (units, blocks, tiles), strict=True):
-            self._pieces[name].append(rows_of)
-        self._counts.append({name: before[name] + len(pieces[-1]) for name, pieces in self._pieces.items()})
+        after = {}
+        for name, pieces in zip(PIECES, (units, blocks, tiles), strict=True):
+            self._pieces[name].append(pieces)
+            after[name] = before[name] + len(pieces)
+        self._counts.append(after)
 
     def _fill_scratch(self, tensors: list[Row], most: int) -> tuple[list[Chunk], int]:
         """Give every matrix its place among the column sums, and begin a new chunk when they are full."""
@@ -251,8 +237,8 @@ def _samples(tensors: list[Row]) -> tuple[Tensor, Tensor]:
     checks: list[tuple[int, int]] = []
     for i, row in enumerate(tensors):
         begin, end = row[f.FIRST_TILE], row[f.FIRST_TILE] + row[f.TILES]
-        shares += [(i, first, min(first + MEASURED, end)) for first in range(begin, end, MEASURED)]
-        sample = checked(end - begin)
+        shares += [(i, first, min(first + sizes.MEASURED, end)) for first in range(begin, end, sizes.MEASURED)]
+        sample = sizes.checked(end - begin)
         row[f.FIRST_CHECK] = len(checks)
         checks += [(i, begin + at) for at in sample] + [(i, -1)] * (len(sample) < end - begin)
         row[f.CHECKS] = len(checks) - row[f.FIRST_CHECK]
