@@ -60,7 +60,6 @@ class Executor:
         self.given = Upload((count, f.GIVEN), torch.int64, self.device)
         self.numbers = Upload((max(self.groups) + 1, rates.NUMBERS.value), torch.float64, self.device)
         self.must_measure = [parameter.settings.relative for parameter in self.parameters]
-        self.relies = any(self.must_measure)  # on ΣX² that the last step has left
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
         self._not_scaled = torch.tensor([1.0, 0.0], device=self.device)
         self._lasting = {
@@ -82,7 +81,7 @@ class Executor:
         self._any_ragged = self._changed = self._has_new = False
         card = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self._room: int = getattr(card, "shared_memory_per_multiprocessor", SHARED_MEMORY)
-        self._moments = [*self._begin_step(self.relies), *self._first_passes()]
+        self._moments = [*self._begin_step(any(self.must_measure)), *self._first_passes()]
         self._apply = self._last_passes()
 
     # ---- the contract
