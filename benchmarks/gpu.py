@@ -27,9 +27,9 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
         for parameter, own in zip(executor.parameters, tiles, strict=True):
             x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
             shape = matrix_shape(parameter)
-            first, last = g, g + 2 * x + (2 * x if kind.rounding == 2 else 0)  # an element
+            first, last = g, g + 2 * x + (2 * x if kind.KAHAN else 0)  # an element
             average = sum(parameter.state[key].nbytes for key in KEYS if key in parameter.state)
-            moved_bytes["first pass"] += average if kind.momentum == 2 else 0
+            moved_bytes["first pass"] += average if kind.OF_GRADIENT else 0
             moved_bytes["last pass"] += 2 * average if kind.momentum else 0
             moved_bytes["measure"] += x * count
             if parameter.settings.relative:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,17 +21,19 @@ from triton import knobs  # noqa: E402
 if knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
 
+from adafactor.kernels.triton import kind as kind_module  # noqa: E402
 from adafactor.kernels.triton.first_pass import first_pass  # noqa: E402
 from adafactor.kernels.triton.kind import Kind  # noqa: E402
 from adafactor.kernels.triton.last_pass import last_pass  # noqa: E402
-from tests.kernels.triton_ahead import Variant, compiled, kinds, loops, usage, variants  # noqa: E402
+from tests.kernels.triton_ahead import ROUNDINGS, Variant, compiled, kinds, loops, source, usage, variants  # noqa: E402
 
-FLOAT32 = Kind(torch.float32, torch.float32, 0, 0, True)
-BFLOAT16, STOCHASTIC, KAHAN = (Kind(torch.bfloat16, torch.bfloat16, 0, rounding, True) for rounding in range(3))
+FLOAT32 = Kind(torch.float32, torch.float32, None, "nearest", True)
+BFLOAT16, STOCHASTIC, KAHAN = (Kind(torch.bfloat16, torch.bfloat16, None, how, True) for how in ROUNDINGS)
 MOMENTUM_BF16, MOMENTUM_INT8 = (
-    Kind(torch.float32, torch.float32, 3, 0, True, dtype, True) for dtype in (torch.bfloat16, torch.int8)
+    Kind(torch.float32, torch.float32, "direction", "nearest", True, dtype, True)
+    for dtype in (torch.bfloat16, torch.int8)
 )
-BFLOAT16_INT8 = Kind(torch.bfloat16, torch.bfloat16, 1, 1, True, torch.int8, True)
+BFLOAT16_INT8 = Kind(torch.bfloat16, torch.bfloat16, "update", "stochastic", True, torch.int8, True)
 SOME = [FLOAT32, STOCHASTIC, MOMENTUM_BF16, MOMENTUM_INT8]
 TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "gfx942")
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
@@ -87,11 +92,18 @@ def check_amdgcn(variant: Variant, code: str) -> None:
         assert variant.raw or re.search(r"\b(global|buffer)_store_dwordx4", code)
 
 
-def test_compiled_code_on_disk_is_not_used_with_other_tables() -> None:
-    kernels = {variant.kernel for variant in variants(SOME)}
-    assert len(kernels) == 8
-    for kernel in kernels:
-        assert kernel.cache_key and "TABLES" in {name for name, _ in kernel.used_global_vals}, kernel.__name__
+def test_compiled_code_on_disk_is_not_used_with_other_tables(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(Path(kind_module.__file__).parent, tmp_path / "triton"))
+    assert kind_module.source_of(folder) == kind_module.SOURCE
+    fields = folder / "fields.py"
+    fields.write_text(fields.read_text().replace("G_ADDRESS, MUST_MEASURE", "MUST_MEASURE, G_ADDRESS"))
+    other = kind_module.source_of(folder)
+    assert other != kind_module.SOURCE
+    launched = {variant.kernel: variant.options("sm_90") for variant in variants(SOME)}
+    assert len(launched) == 8
+    for kernel, options in launched.items():
+        changed = options | {"KIND": replace(options["KIND"], source=other)}
+        assert source(kernel, options).hash() != source(kernel, changed).hash(), kernel.__name__
 
 
 CARDS = ["sm_90", *(pytest.param(card, marks=pytest.mark.slow) for card in ("sm_80", "sm_100"))]

@@ -196,6 +196,60 @@ def test_processes_that_start_at_once_try_a_card_once_between_them(
     assert answers == [None] * 8 and len(tried) == 1
 
 
+# A rank whose card is a stand-in: `auto` asks for the self-test, and a step is taken. Of all kernels `fold` alone is
+# compiled, and nothing is run. It says where Triton has the kernel from, and begins when all ranks are there.
+RANK = """
+import sys, time
+from pathlib import Path
+import torch
+from triton import knobs
+from adafactor import Adafactor
+from adafactor.check import selftest, selftest_cache
+from adafactor.cli import warm
+from adafactor.kernels.triton import executor
+from adafactor.kernels.triton.between import fold
+
+found = []
+knobs.compilation.listener = lambda *, cache_hit, **_: found.append("found" if cache_hit else "compiled")
+selftest.CASES = {"default": selftest.CASES["default"]}
+selftest.examine.__defaults__ = (selftest.TENSORS[:1], None, selftest.examine.__defaults__[-1])
+here, ranks = Path(sys.argv[1]), int(sys.argv[2])
+with warm._compiling_for("sm_90"):
+    compile_only = executor.launch
+    executor.launch = lambda kernel, *args: compile_only(kernel, *args) if kernel is fold else None
+    (here / sys.argv[3]).touch()
+    while len(list(here.iterdir())) < ranks:
+        time.sleep(0.01)
+    asked = selftest_cache.reason(Adafactor, torch.device("cpu"), selftest.Variant())
+    p = torch.ones(64, 512, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    Adafactor([p], backend="triton").step()
+print(*found, "not that of eager" in str(asked))
+"""
+
+
+def test_ranks_that_start_at_once_compile_a_kernel_once_between_them(tmp_path: Path) -> None:
+    """The one that tests the card compiles; the others wait for its answer, and find the kernel in Triton's cache."""
+    here, ranks = tmp_path / "here", 3
+    here.mkdir()
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | places
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(here), str(ranks), str(rank)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, outputs
+    # nothing has run: the self-test says so, and every rank was told
+    assert sorted(out.split() for out, _ in outputs) == [["compiled", "True"]] + [["found", "True"]] * (ranks - 1)
+
+
 def test_a_card_is_tried_alone_where_another_process_does_not_get_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

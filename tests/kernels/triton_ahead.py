@@ -17,13 +17,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from adafactor.kernels.triton.between import conclude, factors, fold, totals
 from adafactor.kernels.triton.first_pass import first_pass
-from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.kind import Kind
 from adafactor.kernels.triton.last_pass import last_pass
 from adafactor.kernels.triton.matrix import Memory
 from adafactor.kernels.triton.measure import begin_step, measure
-from adafactor.kernels.triton.shard_kernels import conclude, factors, totals
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -38,6 +37,7 @@ TARGETS = {
 SHARED = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228, "sm_120": 100, "gfx942": 64}
 REGISTERS = 65536  # a multiprocessor has
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+MOMENTA, ROUNDINGS = (None, "update", "gradient", "direction"), ("nearest", "stochastic", "kahan")
 INT8 = {torch.int8: "int8"}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")  # of the compiler; the others are the kernel's own
 TYPES = {  # of what `Memory` holds; all else is in double
@@ -93,8 +93,8 @@ def kinds() -> list[Kind]:
     pairs = [(f64, g) for g in NAMES] + [(x, g) for x in (f32, b16, f16) for g in (f32, b16, f16)]
     found = [
         Kind(x, g, momentum, rounding, aligned)
-        for (x, g), momentum, aligned in product(pairs, range(4), (True, False))
-        for rounding in (range(3) if x.itemsize == 2 else (0,))
+        for (x, g), momentum, aligned in product(pairs, MOMENTA, (True, False))
+        for rounding in (ROUNDINGS if x.itemsize == 2 else ROUNDINGS[:1])
     ]
     formats = [(dtype, is_random) for dtype in (b16, torch.int8) for is_random in (False, True)]
     return found + [
@@ -112,9 +112,9 @@ def variants(of: list[Kind]) -> list[Variant]:
         kept = (
             f"-{(NAMES | INT8)[kind.momentum_dtype]}{'-random' * kind.momentum_random}" if kind.momentum_dtype else ""
         )
-        last = f"{NAMES[kind.x]}-{NAMES[kind.g]}-momentum{kind.momentum}{kept}-rounding{kind.rounding}-{shape}"
+        last = f"{NAMES[kind.x]}-{NAMES[kind.g]}-{kind.momentum or 'plain'}{kept}-{kind.rounding}-{shape}"
         wide = "fp64" if kind.x == torch.float64 else "fp32"
-        first = f"{wide}-{NAMES[kind.g]}-{f'average{kept}' if kind.momentum == 2 else 'plain'}-{shape}"
+        first = f"{wide}-{NAMES[kind.g]}-{f'average{kept}' if kind.OF_GRADIENT else 'plain'}-{shape}"
         blocks = "-blocks" * kind.IN_BLOCKS
         for variant in (
             *(Variant(f"first_pass-{width}-{first}", first_pass, kind, width) for width in (None, *WIDTHS)),
@@ -141,16 +141,20 @@ def compiled_with(kernel: Any, options: dict[str, Any], target: str) -> Any:
     """Compile a kernel as it is launched with these options; Triton keeps the result in its cache."""
     key = kernel, repr(options), target
     if key not in _kept:
-        constants = dict(options)
-        compiler = {name: constants.pop(name) for name in OPTIONS if name in constants}
+        compiler = {name: options[name] for name in OPTIONS if name in options}
         if TARGETS[target].backend == "hip":
             compiler.pop("maxnreg", None)
-        memory = Memory(*(_type(name.removesuffix("_ptr"), NAMES[options["KIND"].stat]) for name in Memory._fields))
-        signature = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
-        aligned = {(0, i): [["tt.divisibility", 16]] for i in range(len(memory))}
-        source = ASTSource(fn=kernel, signature=signature | {"memory": memory}, constexprs=constants, attrs=aligned)
-        _kept[key] = triton.compile(source, target=TARGETS[target], options=compiler)
+        _kept[key] = triton.compile(source(kernel, options), target=TARGETS[target], options=compiler)
     return _kept[key]
+
+
+def source(kernel: Any, options: dict[str, Any]) -> Any:
+    """What Triton compiles, with a hash that is a part of the key of the result."""
+    constants = {name: value for name, value in options.items() if name not in OPTIONS}
+    memory = Memory(*(_type(name.removesuffix("_ptr"), NAMES[options["KIND"].stat]) for name in Memory._fields))
+    signature = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
+    aligned = {(0, i): [["tt.divisibility", 16]] for i in range(len(memory))}
+    return ASTSource(fn=kernel, signature=signature | {"memory": memory}, constexprs=constants, attrs=aligned)
 
 
 def _type(name: str, stat: str) -> str:

@@ -22,8 +22,6 @@ With TRITON_INTERPRET=1 in the environment it steps tensors on a CPU, slowly, fo
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from triton import knobs
 
@@ -32,7 +30,7 @@ from adafactor.core.factoring import Factored
 from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering, stored
 from adafactor.kernels.triton.executor import Executor
 from adafactor.kernels.triton.kind import Kind
-from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, is_aligned, memory_order
+from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, memory_order, number_strides
 from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.sizes import LINE, NARROW
 
@@ -66,8 +64,8 @@ def why_not(parameter: Parameter) -> str | None:
         return "its axes are too long"
     if max(x.stride(p), form.stride[p], *factors) >= LONGEST:
         return "its rows are too far apart in memory"
-    steps = [prod(parameter.shape[axis + 1 :]) for axis in (p, q)]
-    if draws_words(parameter) and max(steps if x.shape[q] <= NARROW else steps[1:]) * LINE >= 2**31:
+    steps = number_strides(parameter.shape)
+    if draws_words(parameter) and max(steps[q], steps[p] if x.shape[q] <= NARROW else 0) * LINE >= 2**31:
         return FAR_APART
     return None
 
@@ -91,6 +89,5 @@ def prepare(parameters: list[Parameter]) -> list[Executor]:
     kinds: dict[tuple[Kind, torch.device, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
-        kind = Kind.of(parameter, is_aligned(parameter))
-        kinds.setdefault((kind, parameter.x.device, sharded, raises), []).append(parameter)
+        kinds.setdefault((Kind.of(parameter), parameter.x.device, sharded, raises), []).append(parameter)
     return [(Shards if sharded else Executor)(members, kind) for (kind, _, sharded, _), members in kinds.items()]

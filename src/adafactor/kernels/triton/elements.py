@@ -26,7 +26,7 @@ def address(table_ptr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
 def number_at(table_ptr, KIND: tl.constexpr):
     """Load an offset, a stride or a length; it is a multiple of 16 elements if the kind is aligned."""
     number = tl.load(table_ptr)
-    if KIND.ALIGNED:
+    if KIND.aligned:
         number = tl.multiple_of(number, 16)
     return number
 
@@ -56,16 +56,12 @@ def inverse_root(a):
     A guess from the bits, then Newton's steps. They are fused multiply-adds, which round once, so that the bits are the
     same on every card.
     """
-    if a.dtype == tl.float64:
-        b = (0x5FE6EB50C7B537A9 - (a.to(tl.int64, bitcast=True) >> 1)).to(tl.float64, bitcast=True)
-        half = a * 0.5
-        for _ in tl.static_range(5):
-            b = b * tl.fma(-(half * b), b, 1.5)
-    else:
-        b = (0x5F375A86 - (a.to(tl.int32, bitcast=True) >> 1)).to(tl.float32, bitcast=True)
-        half = a * 0.5
-        for _ in tl.static_range(4):
-            b = b * tl.fma(-(half * b), b, 1.5)
+    WIDE: tl.constexpr = a.dtype == tl.float64
+    BITS: tl.constexpr = tl.int64 if WIDE else tl.int32
+    GUESS: tl.constexpr = 0x5FE6EB50C7B537A9 if WIDE else 0x5F375A86
+    b, half = (GUESS - (a.to(BITS, bitcast=True) >> 1)).to(a.dtype, bitcast=True), a * 0.5
+    for _ in tl.static_range(5 if WIDE else 4):
+        b = b * tl.fma(-(half * b), b, 1.5)
     return tl.where(a == float("inf"), 0.0, b)
 
 
@@ -97,6 +93,12 @@ def total(numbers_ptr, count, stride):
         offsets = i + tl.arange(0, TERMS)
         acc += tl.load(numbers_ptr + offsets.to(tl.int64) * stride, mask=offsets < count, other=0.0).to(tl.float64)
     return tl.sum(acc, 0)
+
+
+@triton.jit
+def differs(x2, known):
+    """Whether two ΣX² are not of the same X; a NaN or an infinity is no sum."""
+    return tl.where(tl.abs(x2 - known) <= 1e-6 * known, 0, 1) + tl.where(known < float("inf"), 0, 1) > 0
 
 
 # ---- rounding

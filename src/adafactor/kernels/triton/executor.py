@@ -13,8 +13,8 @@ from adafactor.core.contract import Gradients, Parameter, Scale, Sums
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
+from adafactor.kernels.triton.between import fold
 from adafactor.kernels.triton.first_pass import first_pass
-from adafactor.kernels.triton.fold import fold
 from adafactor.kernels.triton.kind import SHARED_MEMORY, Kind
 from adafactor.kernels.triton.last_pass import last_pass
 from adafactor.kernels.triton.matrix import Memory
@@ -60,7 +60,6 @@ class Executor:
         self.given = Upload((count, f.GIVEN), torch.int64, self.device)
         self.numbers = Upload((max(self.groups) + 1, rates.NUMBERS.value), torch.float64, self.device)
         self.must_measure = [parameter.settings.relative for parameter in self.parameters]
-        self.relies = any(self.must_measure)  # on ΣX² that the last step has left
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
         self._not_scaled = torch.tensor([1.0, 0.0], device=self.device)
         self._lasting = {
@@ -72,7 +71,7 @@ class Executor:
             "shares_ptr": table.shares,
             "checks_ptr": table.checks,
             "notes_ptr": self.notes,
-            "squares_ptr": torch.zeros(table.tile_count, dtype=torch.float64, device=self.device),
+            "squares_ptr": torch.zeros(len(table.tiles), dtype=torch.float64, device=self.device),
             "changes_ptr": torch.zeros(len(table.checks), dtype=torch.int32, device=self.device),
         }
         self._memory: Memory | None = None
@@ -82,7 +81,7 @@ class Executor:
         self._any_ragged = self._changed = self._has_new = False
         card = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self._room: int = getattr(card, "shared_memory_per_multiprocessor", SHARED_MEMORY)
-        self._moments = [*self._begin_step(self.relies), *self._first_passes()]
+        self._moments = [*self._begin_step(any(self.must_measure)), *self._first_passes()]
         self._apply = self._last_passes()
 
     # ---- the contract
@@ -102,7 +101,7 @@ class Executor:
                 for a, b, p in zip(self.must_measure, written, self.parameters, strict=True)
             ]
         captured = self.parameters[0].metrics.captured  # lasts as long as the optimizer
-        own = [settings[group] for group in range(len(self.numbers.there))]
+        own = settings[: len(self.numbers.there)]
         with self._on_device():
             if is_capturing(self.device) and self not in captured:
                 captured.append(self)
@@ -163,20 +162,17 @@ class Executor:
     def _allocate(self, sharded: bool = False) -> None:
         """Take what a step needs besides the state."""
         table, stat = self.table, self.kind.stat
-        vectors, inverses, scratch = (self._empty(n, stat) for n in (table.vectors, table.vectors, table.scratch))
-        sums = self._empty(table.unit_count * f.SUMS, torch.float64)
-        energies = self._empty(table.tile_count if sharded else table.block_count, torch.float64)
         self._memory = Memory(
             **self._lasting,
             given_ptr=self.given.there,
             numbers_ptr=self.numbers.there,
             scaling_ptr=self._scaling,
-            vectors_ptr=vectors,
-            inverses_ptr=inverses,
-            scratch_ptr=scratch,
-            sums_ptr=sums,
-            energies_ptr=energies,
-            means_ptr=self._empty(table.matrix_count, torch.float64),
+            vectors_ptr=self._empty(table.vectors, stat),
+            inverses_ptr=self._empty(table.vectors, stat),
+            scratch_ptr=self._empty(table.scratch, stat),
+            sums_ptr=self._empty(len(table.units) * f.SUMS, torch.float64),
+            energies_ptr=self._empty(len(table.tiles) if sharded else len(table.blocks), torch.float64),
+            means_ptr=self._empty(len(table.matrices), torch.float64),
             wide_ptr=self._empty(table.vectors if sharded else 0, torch.float64),
         )
 
@@ -201,7 +197,7 @@ class Executor:
 
     def _last_passes(self, writes: bool = True) -> list[Launch]:
         """Run the last pass, or only find ΣU² and ΣX² of a shard."""
-        tiles = self.table.tile_count
+        tiles = len(self.table.tiles)
         return [Launch(last_pass, tiles, kind.last_pass(writes), (int(r),), r) for kind, r in self._variants()]
 
     def _variants(self) -> list[tuple[Kind, bool]]:

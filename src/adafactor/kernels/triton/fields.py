@@ -2,14 +2,7 @@
 
 # ---- tensors: int64, what lasts. P is the outer factored axis in memory, Q the inner one; R lies along P, C along Q
 (
-    X,  # addresses
-    ROW,
-    COL,
-    FULL,
-    MOMENTUM,
-    SCALE,  # of an int8 momentum, a number for each block; 0: it is kept otherwise
-    COMPENSATION,
-    STEP,
+    STEP,  # its address
     GROUP,  # row of `numbers`
     N,  # length of P; of an unfactored tensor: its lines
     M,  # length of Q; of an unfactored tensor: all its elements
@@ -39,25 +32,28 @@
     ROOT2,
     SWAPPED,  # 1: the paper's rows lie along Q, so that V̂ is divided by the mean of C
     MEAN_GIVEN,  # 1: the ranks find mean(R) together
-) = range(37)
-TENSOR = 37  # columns of a row
+) = range(30)
+TENSOR = 30  # columns of a row
 
 # ---- matrices: int64, what lasts. A stack of matrices has many; an unfactored tensor has one
 (
     OF,  # tensor
-    X_OFFSET,
-    G_OFFSET,
-    ROW_OFFSET,
-    COL_OFFSET,
-    SCALE_OFFSET,
+    X,  # addresses; 0: there is no such thing
+    ROW,
+    COL,
+    FULL,
+    MOMENTUM,
+    SCALE,  # of an int8 momentum, a number for each block
+    COMPENSATION,
+    G_OFFSET,  # from the first element of the tensor's gradient
     OWN_UNIT,  # its first unit, and how many
     OWN_UNITS,
     PARTIAL,  # where its column sums begin in the scratch
     NEW_ROW,  # where its new R and C begin among the vectors, and their inverse roots among the inverses
     NEW_COL,
     NUMBER,  # of its first element
-) = range(12)
-MATRIX = 12
+) = range(15)
+MATRIX = 15
 
 # ---- given: int64, uploaded when it has changed
 G_ADDRESS, MUST_MEASURE = range(2)  # 0: no gradient; whether ΣX² must be measured before the step

@@ -23,9 +23,8 @@ import triton.language as tl
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates, sizes
 from adafactor.kernels.triton.elements import blend, decayed, inverse_root, number_at
-from adafactor.kernels.triton.matrix import is_stepped, look_up, look_up_rates
+from adafactor.kernels.triton.matrix import is_stepped, look_up
 from adafactor.kernels.triton.momentum import BLOCK, Elements, recall
-from adafactor.kernels.triton.rates import TABLES
 
 
 class Unit(NamedTuple):
@@ -35,8 +34,6 @@ class Unit(NamedTuple):
     end: Any
     row_end: Any  # without R, 0: 1.0 stands for R
     m: Any
-    new_ptr: Any  # new R; of shards, row means
-    inverse_ptr: Any  # 1/√R
     partial_ptr: Any  # column sums
     w2: Any  # 1 − β̂₂; without R, 0
     eps: Any  # what ε₁ counts in R
@@ -45,7 +42,7 @@ class Unit(NamedTuple):
 
 
 @triton.jit
-def load_squares(x, s, g_ptr, rows, cols, block, mask, KIND: tl.constexpr, OF_GRADIENT: tl.constexpr):
+def load_squares(x, g_ptr, rows, cols, block, mask, KIND: tl.constexpr, OF_GRADIENT: tl.constexpr):
     """Load elements of rows of G; return G², and that of which U² is made: the same, or of the average."""
     g = tl.load(g_ptr[:, None] + (cols * x.g_stride_q)[None, :], mask=mask, other=0.0).to(KIND.STAT)
     square = g * g
@@ -55,37 +52,38 @@ def load_squares(x, s, g_ptr, rows, cols, block, mask, KIND: tl.constexpr, OF_GR
         blocks = block + tl.arange(0, max(cols.shape[0] // BLOCK, 1))
         scales = (rows.to(tl.int64) * x.scale_stride)[:, None] + blocks[None, :]
         e = Elements(offsets, mask, scales, (rows < x.n)[:, None] & (blocks * BLOCK < x.m)[None, :])
-        average = blend(recall(x, e, KIND), g * s.unscale, s.w1)
+        average = blend(recall(x, e, KIND), g * x.unscale, x.w1)
         term = average * average
     return square, term
 
 
 @triton.jit
-def sum_elsewhere(x, s, u, g_ptr, rows, first_col, end_col, row, shrink, KIND: tl.constexpr, TILING: tl.constexpr):
+def sum_elsewhere(x, u, g_ptr, rows, first_col, end_col, row, shrink, KIND: tl.constexpr, TILING: tl.constexpr):
     """Add to sums of rows the squares of all columns but these, which are whole chunks."""
     cols, width = tl.arange(0, TILING.chunk), end_col - first_col
     for j in range(0, u.m - width, TILING.chunk):
         j += tl.where(j < first_col, 0, width)
-        if KIND.ALIGNED:
+        if KIND.aligned:
             j = tl.multiple_of(j, 16)
         mask = (rows < u.end)[:, None] & (j + cols < u.m)[None, :]
-        square = load_squares(x, s, g_ptr, rows, j + cols, 0, mask, KIND, False)[0]
+        square = load_squares(x, g_ptr, rows, j + cols, 0, mask, KIND, False)[0]
         row = tl.fma(square, shrink, row)
     return row
 
 
 @triton.jit
-def average_rows(s, u, rows, end, old, sums, RAW: tl.constexpr):
+def average_rows(x, u, rows, end, old, sums, RAW: tl.constexpr):
     """Average R of some rows with the sums of their squares, and store it; return it in double, and 1/R."""
     new = sums * u.share
     inverse, mask = new, rows < end
     if RAW:
         new = new.to(tl.float64) + u.eps
+        tl.store(x.row.wide_ptr + rows, new, mask=mask & (rows < u.row_end))
     else:
-        new = decayed(old, u.w2, s.beta2) + (new + u.eps)
+        new = decayed(old, u.w2, x.beta2) + (new + u.eps)
         inverse = inverse_root(new)
-        tl.store(u.inverse_ptr + rows, inverse, mask=mask)
-    tl.store(u.new_ptr + rows, new, mask=mask & (rows < u.row_end))
+        tl.store(x.row.inverse_ptr + rows, inverse, mask=mask)
+        tl.store(x.row.new_ptr + rows, new, mask=mask & (rows < u.row_end))
     return tl.where(mask, new.to(tl.float64), 0.0), inverse * inverse
 
 
@@ -99,20 +97,20 @@ def add_rows(a):
 
 
 @triton.jit
-def store_columns(x, s, u, cols, end_col, square, energy, KIND: tl.constexpr, RAW: tl.constexpr):
+def store_columns(x, u, cols, end_col, square, energy, KIND: tl.constexpr, RAW: tl.constexpr):
     """Store the unit's sums of some columns; return what they add to its ΣU² without C, and 0 where all are finite."""
-    mask = (cols < end_col) & (cols < x.col_end)
+    mask = (cols < end_col) & (cols < x.col.end)
     tl.store(u.partial_ptr + cols, square, mask=mask)
     if not RAW:
         if not KIND.OF_GRADIENT:
-            energy = energy * (s.unscale * s.unscale)
+            energy = energy * (x.unscale * x.unscale)
         tl.store(u.partial_ptr + u.m + cols, energy, mask=mask)
-    return tl.where(x.col_end > 0, 0.0, tl.sum(energy, 0)), tl.sum(square * 0.0, 0)
+    return tl.where(x.col.end > 0, 0.0, tl.sum(energy, 0)), tl.sum(square * 0.0, 0)
 
 
 @triton.jit
 def hold_rows(
-    x, s, u, first_col, end_col, KIND: tl.constexpr, TILING: tl.constexpr, STAGES: tl.constexpr, RAW: tl.constexpr
+    x, u, first_col, end_col, KIND: tl.constexpr, TILING: tl.constexpr, STAGES: tl.constexpr, RAW: tl.constexpr
 ):
     """Take some rows at a time, or a part of them; return the sums of R, of the ΣU² without C, and of the probe."""
     ROWS: tl.constexpr = TILING.rows
@@ -121,7 +119,7 @@ def hold_rows(
     end = u.end
     if TILING.is_part:
         end = tl.where(first_col == 0, end, 0)  # R is left to the program that has the first columns
-        if KIND.ALIGNED:
+        if KIND.aligned:
             first_col, end_col = tl.multiple_of(first_col, 16), tl.multiple_of(end_col, 16)
     cols, lane, zero = first_col + tl.arange(0, CHUNK), tl.arange(0, ROWS), tl.zeros((ROWS, CHUNK), KIND.STAT)
     shrink, squares, energies = zero + u.shrink, (), ()
@@ -130,26 +128,26 @@ def hold_rows(
         energies = energies + (zero,)
     row_sum = tl.zeros((ROWS,), tl.float64)
     first = (u.first + lane).to(tl.int64)
-    g_ptr, old_ptr = x.g_ptr + first * x.g_stride_p, x.row_ptr + first * x.row_stride
+    g_ptr, old_ptr = x.g_ptr + first * x.g_stride_p, x.row.state_ptr + first * x.row.stride
     old = tl.load(old_ptr, mask=u.first + lane < u.row_end, other=1.0)
     for i in tl.range(u.first, u.end, ROWS, num_stages=STAGES):
         rows = i + lane
-        old_ptr += ROWS * x.row_stride
+        old_ptr += ROWS * x.row.stride
         ahead = tl.load(old_ptr, mask=rows + ROWS < u.row_end, other=1.0)  # off the critical path
         row, terms, new_squares, new_energies = zero, (), (), ()
         if TILING.is_part:
             after = tl.minimum(first_col + CHUNK * CHUNKS, end_col)
-            row = sum_elsewhere(x, s, u, g_ptr, rows, first_col, after, row, shrink, KIND, TILING)
+            row = sum_elsewhere(x, u, g_ptr, rows, first_col, after, row, shrink, KIND, TILING)
         for k in tl.static_range(CHUNKS):
             mask = (lane == 0)[:, None] if ROWS == 1 else (rows < u.end)[:, None]
             if TILING.is_part or k == CHUNKS - 1:
                 mask = mask & (k * CHUNK + cols < end_col)[None, :]
             at, block = k * CHUNK + cols, (first_col + k * CHUNK) // BLOCK
-            square, term = load_squares(x, s, g_ptr, rows, at, block, mask, KIND, KIND.OF_GRADIENT)
+            square, term = load_squares(x, g_ptr, rows, at, block, mask, KIND, KIND.OF_GRADIENT)
             row = tl.fma(square, shrink, row)
             terms = terms + (term,)
             new_squares = new_squares + (tl.fma(square, shrink, squares[k]),)
-        new, inverse = average_rows(s, u, rows, end, old, tl.sum(row, 1), RAW)
+        new, inverse = average_rows(x, u, rows, end, old, tl.sum(row, 1), RAW)
         row_sum += new
         if not RAW:
             for k in tl.static_range(CHUNKS):
@@ -159,25 +157,25 @@ def hold_rows(
         g_ptr += ROWS * x.g_stride_p
     energy, probe = tl.full((), 0.0, KIND.STAT), tl.full((), 0.0, KIND.STAT)
     for k in tl.static_range(CHUNKS):
-        e, p = store_columns(x, s, u, k * CHUNK + cols, end_col, add_rows(squares[k]), add_rows(energies[k]), KIND, RAW)
+        e, p = store_columns(x, u, k * CHUNK + cols, end_col, add_rows(squares[k]), add_rows(energies[k]), KIND, RAW)
         energy += e
         probe += p
     return tl.sum(row_sum, 0), energy, probe
 
 
 @triton.jit
-def sum_unfactored(x, s, u, KIND: tl.constexpr, ROWS: tl.constexpr):
+def sum_unfactored(x, u, KIND: tl.constexpr, ROWS: tl.constexpr):
     """Algorithm 5, for a unit of an unfactored tensor: ΣU² and whether G² is finite."""
     energies, probes = tl.zeros((ROWS * sizes.LINE,), KIND.STAT), tl.zeros((ROWS * sizes.LINE,), KIND.STAT)
     for i in range(u.first, u.end, ROWS):
         offsets = (tl.full((), 0, tl.int64) + i) * sizes.LINE + tl.arange(0, ROWS * sizes.LINE)
         mask = offsets < x.m
-        g = tl.load(x.g_ptr + offsets, mask=mask, other=0.0).to(KIND.STAT) * s.unscale
+        g = tl.load(x.g_ptr + offsets, mask=mask, other=0.0).to(KIND.STAT) * x.unscale
         square = g * g
-        v = decayed(tl.load(x.full_ptr + offsets, mask=mask, other=1.0), s.w2, s.beta2) + (square + s.eps) * s.w2
+        v = decayed(tl.load(x.full_ptr + offsets, mask=mask, other=1.0), x.w2, x.beta2) + (square + x.eps) * x.w2
         if KIND.OF_GRADIENT:
             blocks = (tl.full((), 0, tl.int64) + i) * (sizes.LINE // BLOCK) + tl.arange(0, ROWS * sizes.LINE // BLOCK)
-            g = blend(recall(x, Elements(offsets, mask, blocks, blocks * BLOCK < x.m), KIND), g, s.w1)
+            g = blend(recall(x, Elements(offsets, mask, blocks, blocks * BLOCK < x.m), KIND), g, x.w1)
         update = g * inverse_root(v)
         energies += tl.where(mask, update * update, 0.0)
         probes += square * 0.0
@@ -185,30 +183,27 @@ def sum_unfactored(x, s, u, KIND: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def describe_unit(memory, x, s, number, first, end, KIND: tl.constexpr, RAW: tl.constexpr):
+def describe_unit(memory, x, number, first, end, KIND: tl.constexpr, RAW: tl.constexpr):
     """Find out where the numbers of a unit go, and what they count."""
     shrink = tl.load(x.tensor_ptr + f.SHRINK).to(tl.float64, bitcast=True)
-    whole = tl.maximum(tl.load(x.tensor_ptr + f.WHOLE_M), 1).to(tl.float64)
-    share, w2 = (1.0 / (whole * shrink)).to(KIND.STAT), s.w2
+    whole = tl.load(x.tensor_ptr + f.WHOLE_M).to(tl.float64)
+    share, w2 = (1.0 / (whole * shrink)).to(KIND.STAT), x.w2
     if RAW:
         eps = tl.load(x.group_ptr + rates.EPS1) * x.m.to(tl.float64) / whole
-        new_ptr = memory.wide_ptr + x.new_row
     else:
-        w2 = tl.where(x.row_end > 0, w2, 0.0)  # without R, 1.0 stands for it and stays
-        share, eps, new_ptr = share * w2, s.eps * w2, memory.vectors_ptr + x.new_row
+        w2 = tl.where(x.row.end > 0, w2, 0.0)  # without R, 1.0 stands for it and stays
+        share, eps = share * w2, x.eps * w2
     partial = (number - tl.load(x.matrix_ptr + f.OWN_UNIT)) // tl.load(x.tensor_ptr + f.PARTS)
     return Unit(
         first=first,
         end=end,
-        row_end=tl.minimum(x.row_end, end),
+        row_end=tl.minimum(x.row.end, end),
         m=x.m.to(tl.int32),
-        new_ptr=new_ptr,
-        inverse_ptr=memory.inverses_ptr + x.new_row,
         partial_ptr=memory.scratch_ptr + number_at(x.matrix_ptr + f.PARTIAL, KIND) + 2 * x.m * partial,
         w2=w2,
         eps=eps,
         shrink=shrink.to(KIND.STAT),
-        share=share * s.unscale * s.unscale,
+        share=share * x.unscale * x.unscale,
     )
 
 
@@ -223,25 +218,23 @@ def first_pass(
     RAW: tl.constexpr,
 ):
     """Run a program for each unit."""
-    tl.static_assert(TABLES != "")
     number = tl.program_id(0).to(tl.int64) + first_unit
     unit_ptr, sums_ptr = memory.units_ptr + 4 * number, memory.sums_ptr + number * f.SUMS
     place = tl.load(unit_ptr).to(tl.int64)
     if is_stepped(memory, place, only_ragged, KIND):
         x = look_up(memory, place, KIND)
-        s = look_up_rates(memory, x, KIND)
         first, end, first_col = tl.load(unit_ptr + 1), tl.load(unit_ptr + 2), tl.load(unit_ptr + 3)
-        u = describe_unit(memory, x, s, number, first, end, KIND, RAW)
+        u = describe_unit(memory, x, number, first, end, KIND, RAW)
         if TILING.chunks == 0:
-            row_sum, energy, probe = sum_unfactored(x, s, u, KIND, TILING.rows)
+            row_sum, energy, probe = sum_unfactored(x, u, KIND, TILING.rows)
         elif not TILING.is_part:
-            row_sum, energy, probe = hold_rows(x, s, u, 0, u.m, KIND, TILING, STAGES, RAW)
+            row_sum, energy, probe = hold_rows(x, u, 0, u.m, KIND, TILING, STAGES, RAW)
         else:
             end_col = tl.minimum(first_col + TILING.width, u.m)
-            row_sum, energy, probe = hold_rows(x, s, u, first_col, end_col, KIND, TILING, STAGES, RAW)
+            row_sum, energy, probe = hold_rows(x, u, first_col, end_col, KIND, TILING, STAGES, RAW)
             if TILING.chunk * TILING.chunks < TILING.width:  # one half after the other
                 middle = first_col + TILING.chunk * TILING.chunks
-                _, more_energy, more_probe = hold_rows(x, s, u, middle, end_col, KIND, TILING, STAGES, RAW)
+                _, more_energy, more_probe = hold_rows(x, u, middle, end_col, KIND, TILING, STAGES, RAW)
                 energy, probe = energy + more_energy, probe + more_probe
         tl.store(sums_ptr + f.ROW_SUM, row_sum)
         tl.store(sums_ptr + f.ENERGY, energy.to(tl.float64))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,41 +13,48 @@ import triton.language as tl
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
 from adafactor.kernels.memory_order import has_rounded_momentum
+from adafactor.kernels.triton.layout import is_aligned
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
-TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-TYPES[torch.int8] = tl.int8
-MOMENTA = {"update": 1, "gradient": 2, "direction": 3}
-ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
+TYPES = {getattr(torch, n): getattr(tl, n) for n in ("float64", "float32", "bfloat16", "float16", "int8")}
 SHARED_MEMORY = 164 * 2**10  # bytes of a multiprocessor of an A100
+
+
+def source_of(folder: Path) -> str:
+    """Hash the source of this backend: all columns, sizes and types that kernels are compiled with."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()[:16]
+
+
+SOURCE = source_of(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
 class Kind:
     """What tensors that share their launches have in common. It follows from a parameter alone, so its bits do, too.
 
-    Kernels are given it as a constant: the names in capitals are theirs.
+    Kernels are given it as a constant: the names in capitals are theirs. Triton keeps compiled code on disk and
+    compiles anew when a kernel's own source or a constant has changed, but not when an attribute of a module or of a
+    constant has. So every kind names the source of all of them.
     """
 
     x: torch.dtype
     g: torch.dtype
-    momentum: int  # 0: none
-    rounding: int
+    momentum: str | None  # what it averages
+    rounding: str
     aligned: bool  # 16 bytes can be read at once
     momentum_dtype: torch.dtype | None = None  # None: that of the statistics
     momentum_random: bool = False
+    source: str = SOURCE
 
     @classmethod
-    def of(cls, parameter: Parameter, aligned: bool) -> Kind:
+    def of(cls, parameter: Parameter) -> Kind:
         """Return the kind of a parameter."""
-        s, form = parameter.settings, parameter.gradient
-        kind = cls(parameter.x.dtype, form.dtype, 0, ROUNDINGS[parameter.rounding], aligned)
-        if s.beta1:
-            kind = replace(kind, momentum=MOMENTA[s.momentum_of])
-        if has_rounded_momentum(parameter):
-            dtype = torch.int8 if "momentum_int8" in parameter.state else torch.bfloat16
-            kind = replace(kind, momentum_dtype=dtype, momentum_random=s.momentum_rounding == "stochastic")
-        return kind
+        s, x, g = parameter.settings, parameter.x.dtype, parameter.gradient.dtype
+        kind = cls(x, g, s.momentum_of if s.beta1 else None, parameter.rounding, is_aligned(parameter))
+        if not has_rounded_momentum(parameter):
+            return kind
+        dtype = torch.int8 if "momentum_int8" in parameter.state else torch.bfloat16
+        return replace(kind, momentum_dtype=dtype, momentum_random=s.momentum_rounding == "stochastic")
 
     @property
     def stat(self) -> torch.dtype:
@@ -55,16 +64,14 @@ class Kind:
     X = property(lambda self: TYPES[self.x])
     G = property(lambda self: TYPES[self.g])
     STAT = property(lambda self: TYPES[self.stat])
-    ALIGNED = property(lambda self: self.aligned)
     MOMENTUM = property(lambda self: TYPES[self.momentum_dtype or self.stat])
-    OF_UPDATE = property(lambda self: self.momentum in (1, 3))  # what is averaged is U, times αₜ or not
-    OF_GRADIENT = property(lambda self: self.momentum == 2)
-    OF_DIRECTION = property(lambda self: self.momentum == 3)
+    OF_UPDATE = property(lambda self: self.momentum in ("update", "direction"))  # of U, times αₜ or not
+    OF_GRADIENT = property(lambda self: self.momentum == "gradient")
+    OF_DIRECTION = property(lambda self: self.momentum == "direction")
     IN_BLOCKS = property(lambda self: self.momentum_dtype == torch.int8)
-    MOMENTUM_RANDOM = property(lambda self: self.momentum_random)
-    RANDOM = property(lambda self: self.rounding == 1 or self.momentum_random)
-    STOCHASTIC = property(lambda self: self.rounding == 1)
-    KAHAN = property(lambda self: self.rounding == 2)
+    RANDOM = property(lambda self: self.STOCHASTIC or self.momentum_random)
+    STOCHASTIC = property(lambda self: self.rounding == "stochastic")
+    KAHAN = property(lambda self: self.rounding == "kahan")
     # of a tile of the last pass: a double takes two registers, and blocks take some
     LINES_AT_ONCE = property(lambda self: 4 if self.stat == torch.float32 else 1 if self.IN_BLOCKS else 2)
 
@@ -74,7 +81,7 @@ class Kind:
 
         A double takes two registers, and arithmetic with it some more.
         """
-        return HELD >> 2 * (self.x == torch.float64) >> (self.momentum == 2)
+        return HELD >> 2 * (self.x == torch.float64) >> (self.momentum == "gradient")
 
     def tiling(self, columns: int | None) -> Tiling:
         """Return how the first pass holds rows of so many columns; None: the tensor is unfactored.
@@ -102,8 +109,9 @@ class Kind:
             stages = 3 if ahead < room - 2**13 else 2
         else:
             how = replace(how, warps=16, chunks=-(-how.chunks // (2 if how.chunk * how.chunks > self.held else 1)))
-        momentum, dtype = (2, self.momentum_dtype) if self.momentum == 2 else (0, None)
-        same = Kind(self.stat, self.g, momentum, 0, self.aligned, dtype)
+        same = replace(self._plain(self.stat), g=self.g)
+        if self.OF_GRADIENT:
+            same = replace(same, momentum=self.momentum, momentum_dtype=self.momentum_dtype)
         return {"TILING": how, "STAGES": stages, "RAW": raw} | same._options(how.warps)
 
     def fold(self, raw: bool = False) -> dict[str, Any]:
@@ -123,15 +131,15 @@ class Kind:
         """Return what the last pass is launched with: many programs at once do better than loading ahead."""
         registers = 128
         if self.aligned and self.x != torch.float64 and not self.momentum and writes:
-            registers = 80 if self.x == self.g or not self.rounding else 128
-            if self.x == self.g == torch.bfloat16 and not self.rounding:
+            registers = 80 if self.x == self.g or self.rounding == "nearest" else 128
+            if self.x == self.g == torch.bfloat16 and self.rounding == "nearest":
                 registers = 64
-        kind = self if writes else replace(self, rounding=0, momentum_random=False)
+        kind = self if writes else replace(self, rounding="nearest", momentum_random=False)
         return {"WRITES": writes} | kind._options(8 if self.aligned else 16, registers)
 
     def _plain(self, dtype: torch.dtype) -> Kind:
         """The kind that stands for all with this dtype, to a kernel that sees neither G nor momentum."""
-        return Kind(dtype, dtype, 0, 0, self.aligned)
+        return Kind(dtype, dtype, None, "nearest", self.aligned)
 
     def _options(self, warps: int, registers: int = 128) -> dict[str, Any]:
         """The kind, and the compiler's options; only NVIDIA's can bound the registers of a thread."""

@@ -1,4 +1,4 @@
-"""What every kernel is given, and what it looks up first: a matrix of a tensor, and the rates of its step."""
+"""What every kernel is given, and what it looks up first: a matrix of a tensor."""
 
 from __future__ import annotations
 
@@ -37,8 +37,19 @@ class Memory(NamedTuple):
     wide_ptr: Any  # of shards: means of G² + ε₁, in double, as new R and C lie among the vectors
 
 
+class Factor(NamedTuple):
+    """R or C of a matrix: where its numbers are, in the order of P or Q."""
+
+    state_ptr: Any
+    stride: Any  # in the state; the others lie side by side
+    new_ptr: Any
+    inverse_ptr: Any  # 1/√ of the new ones
+    wide_ptr: Any  # of shards: means of G² + ε₁, in double
+    end: Any  # how many there are; 0 where the factor is not kept: 1.0 stands for it
+
+
 class Matrix(NamedTuple):
-    """The rows of the tables that are of a matrix; where its numbers are, and how far apart."""
+    """The rows of the tables that are of a matrix; where its numbers are, and how far apart; the rates of its step."""
 
     matrix_ptr: Any
     tensor_ptr: Any
@@ -51,27 +62,17 @@ class Matrix(NamedTuple):
     scale_ptr: Any
     compensation_ptr: Any
     full_ptr: Any
-    row_ptr: Any  # the state's R and C
-    col_ptr: Any
-    row_stride: Any
-    col_stride: Any
+    row: Any  # R
+    col: Any  # C
     scale_stride: Any
-    new_row: Any  # where the new ones begin among the vectors, and their inverse roots among the inverses
-    new_col: Any
     g_stride_p: Any
     g_stride_q: Any
     x_stride_p: Any
     x_stride_q: Any
     n: Any
     m: Any
-    row_end: Any  # n and m; without R or C, 0: 1.0 stands for it
-    col_end: Any
     is_narrow: Any  # a line of a tile consists of several rows
-
-
-class Rates(NamedTuple):
-    """The scalars of a step, in the precision of the statistics."""
-
+    # the scalars of its step, in the precision of the statistics
     w1: Any  # 1 − β̂₁ₜ
     w2: Any  # 1 − β̂₂ₜ
     beta2: Any
@@ -86,7 +87,7 @@ def is_stepped(memory, place, only_ragged, KIND: tl.constexpr):
     """Whether this variant of a kernel steps a matrix: one that loads 16 bytes at once leaves others to the ragged."""
     number = tl.load(memory.matrices_ptr + place * f.MATRIX + f.OF)
     g_address = tl.load(memory.given_ptr + number * f.GIVEN + f.G_ADDRESS)
-    if KIND.ALIGNED:
+    if KIND.aligned:
         return (g_address != 0) & (g_address % 16 == 0)
     else:
         return (g_address != 0) & ((only_ragged == 0) | (g_address % 16 != 0))
@@ -99,57 +100,55 @@ def group_of(memory, tensor_ptr):
 
 
 @triton.jit
-def look_up(memory, place, KIND: tl.constexpr):
-    """Look up the matrix at this place in the table."""
-    matrix_ptr = memory.matrices_ptr + place * f.MATRIX
-    number = tl.load(matrix_ptr + f.OF)
-    tensor_ptr = memory.tensors_ptr + number * f.TENSOR
-    g_address = memory.given_ptr + number * f.GIVEN + f.G_ADDRESS
-    x_offset = number_at(matrix_ptr + f.X_OFFSET, KIND)
-    n, m = tl.load(tensor_ptr + f.N).to(tl.int32), number_at(tensor_ptr + f.M, KIND)
-    col_end = tl.where(tl.load(tensor_ptr + f.COL) != 0, m, 0)
-    if KIND.ALIGNED:
-        col_end = tl.multiple_of(col_end, 16)
-    return Matrix(
-        matrix_ptr=matrix_ptr,
-        tensor_ptr=tensor_ptr,
-        note_ptr=memory.notes_ptr + number * f.NOTES,
-        group_ptr=group_of(memory, tensor_ptr),
-        mean_ptr=memory.means_ptr + place,
-        g_ptr=address(g_address, KIND.G, KIND.ALIGNED) + number_at(matrix_ptr + f.G_OFFSET, KIND),
-        x_ptr=address(tensor_ptr + f.X, KIND.X, KIND.ALIGNED) + x_offset,
-        momentum_ptr=address(tensor_ptr + f.MOMENTUM, KIND.MOMENTUM, KIND.ALIGNED) + x_offset,
-        scale_ptr=address(tensor_ptr + f.SCALE, tl.float32, False) + tl.load(matrix_ptr + f.SCALE_OFFSET),
-        compensation_ptr=address(tensor_ptr + f.COMPENSATION, KIND.X, KIND.ALIGNED) + x_offset,
-        full_ptr=address(tensor_ptr + f.FULL, KIND.STAT, KIND.ALIGNED),
-        row_ptr=address(tensor_ptr + f.ROW, KIND.STAT, False) + tl.load(matrix_ptr + f.ROW_OFFSET),
-        col_ptr=address(tensor_ptr + f.COL, KIND.STAT, False) + tl.load(matrix_ptr + f.COL_OFFSET),
-        row_stride=tl.load(tensor_ptr + f.ROW_STRIDE),
-        col_stride=tl.load(tensor_ptr + f.COL_STRIDE),
-        scale_stride=tl.load(tensor_ptr + f.SCALE_STRIDE),
-        new_row=tl.load(matrix_ptr + f.NEW_ROW),
-        new_col=tl.load(matrix_ptr + f.NEW_COL),
-        g_stride_p=number_at(tensor_ptr + f.G_STRIDE_P, KIND),
-        g_stride_q=1 if KIND.ALIGNED else tl.load(tensor_ptr + f.G_STRIDE_Q).to(tl.int32),
-        x_stride_p=number_at(tensor_ptr + f.X_STRIDE_P, KIND),
-        x_stride_q=1 if KIND.ALIGNED else tl.load(tensor_ptr + f.X_STRIDE_Q).to(tl.int32),
-        n=n,
-        m=m,
-        row_end=tl.where(tl.load(tensor_ptr + f.ROW) != 0, n, 0),
-        col_end=col_end,
-        is_narrow=not KIND.IN_BLOCKS and m <= sizes.NARROW,
+def look_up_factor(memory, state_ptr, stride_ptr, new_ptr, length, KIND: tl.constexpr):
+    """Look up a factor of this length, given where in the tables it is described."""
+    new = tl.load(new_ptr)
+    return Factor(
+        state_ptr=address(state_ptr, KIND.STAT, False),
+        stride=tl.load(stride_ptr),
+        new_ptr=memory.vectors_ptr + new,
+        inverse_ptr=memory.inverses_ptr + new,
+        wide_ptr=memory.wide_ptr + new,
+        end=tl.where(tl.load(state_ptr) != 0, length, 0),
     )
 
 
 @triton.jit
-def look_up_rates(memory, x, KIND: tl.constexpr):
-    """Look up the rates of a matrix."""
-    return Rates(
-        w1=tl.load(x.note_ptr + f.W1).to(KIND.STAT),
-        w2=tl.load(x.note_ptr + f.W2).to(KIND.STAT),
-        beta2=tl.load(x.note_ptr + f.BETA2).to(KIND.STAT),
-        eps=tl.load(x.group_ptr + rates.EPS1).to(KIND.STAT),
-        decay=tl.load(x.note_ptr + f.DECAY).to(KIND.STAT),
-        alpha=tl.load(x.note_ptr + f.ALPHA).to(KIND.STAT),
+def look_up(memory, place, KIND: tl.constexpr):
+    """Look up the matrix at this place in the table."""
+    matrix_ptr = memory.matrices_ptr + place * f.MATRIX
+    number = tl.load(matrix_ptr + f.OF)
+    tensor_ptr, note_ptr = memory.tensors_ptr + number * f.TENSOR, memory.notes_ptr + number * f.NOTES
+    group_ptr = group_of(memory, tensor_ptr)
+    g_address = memory.given_ptr + number * f.GIVEN + f.G_ADDRESS
+    n, m = tl.load(tensor_ptr + f.N).to(tl.int32), number_at(tensor_ptr + f.M, KIND)
+    return Matrix(
+        matrix_ptr=matrix_ptr,
+        tensor_ptr=tensor_ptr,
+        note_ptr=note_ptr,
+        group_ptr=group_ptr,
+        mean_ptr=memory.means_ptr + place,
+        g_ptr=address(g_address, KIND.G, KIND.aligned) + number_at(matrix_ptr + f.G_OFFSET, KIND),
+        x_ptr=address(matrix_ptr + f.X, KIND.X, KIND.aligned),
+        momentum_ptr=address(matrix_ptr + f.MOMENTUM, KIND.MOMENTUM, KIND.aligned),
+        scale_ptr=address(matrix_ptr + f.SCALE, tl.float32, False),
+        compensation_ptr=address(matrix_ptr + f.COMPENSATION, KIND.X, KIND.aligned),
+        full_ptr=address(matrix_ptr + f.FULL, KIND.STAT, KIND.aligned),
+        row=look_up_factor(memory, matrix_ptr + f.ROW, tensor_ptr + f.ROW_STRIDE, matrix_ptr + f.NEW_ROW, n, KIND),
+        col=look_up_factor(memory, matrix_ptr + f.COL, tensor_ptr + f.COL_STRIDE, matrix_ptr + f.NEW_COL, m, KIND),
+        scale_stride=tl.load(tensor_ptr + f.SCALE_STRIDE),
+        g_stride_p=number_at(tensor_ptr + f.G_STRIDE_P, KIND),
+        g_stride_q=1 if KIND.aligned else tl.load(tensor_ptr + f.G_STRIDE_Q).to(tl.int32),
+        x_stride_p=number_at(tensor_ptr + f.X_STRIDE_P, KIND),
+        x_stride_q=1 if KIND.aligned else tl.load(tensor_ptr + f.X_STRIDE_Q).to(tl.int32),
+        n=n,
+        m=m,
+        is_narrow=not KIND.IN_BLOCKS and m <= sizes.NARROW,
+        w1=tl.load(note_ptr + f.W1).to(KIND.STAT),
+        w2=tl.load(note_ptr + f.W2).to(KIND.STAT),
+        beta2=tl.load(note_ptr + f.BETA2).to(KIND.STAT),
+        eps=tl.load(group_ptr + rates.EPS1).to(KIND.STAT),
+        decay=tl.load(note_ptr + f.DECAY).to(KIND.STAT),
+        alpha=tl.load(note_ptr + f.ALPHA).to(KIND.STAT),
         unscale=divide(1.0, tl.load(memory.scaling_ptr).to(KIND.STAT)),
     )

@@ -15,16 +15,9 @@ import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
-from adafactor.kernels.triton.elements import at_least, total
+from adafactor.kernels.triton.elements import at_least, differs, total
+from adafactor.kernels.triton.last_pass import LINE, SQUARES, visit_any
 from adafactor.kernels.triton.matrix import group_of, look_up
-from adafactor.kernels.triton.rates import TABLES
-from adafactor.kernels.triton.tiles import LINE, SQUARES, visit_any
-
-
-@triton.jit
-def differs(x2, known):
-    """Whether two sums are not of the same X; a NaN or an infinity is no sum."""
-    return tl.where(tl.abs(x2 - known) <= 1e-6 * known, 0, 1) + tl.where(known < float("inf"), 0, 1) > 0
 
 
 @triton.jit
@@ -32,7 +25,7 @@ def sum_squares(memory, number, KIND: tl.constexpr):
     """Return ΣX² of a tile: to the bit as the last pass does, but where squares leave the range of their type."""
     tile_ptr = memory.tiles_ptr + 3 * number
     x = look_up(memory, tl.load(tile_ptr).to(tl.int64), KIND)
-    x2, wide = visit_any(memory, x, None, None, tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), KIND, SQUARES)
+    x2, wide = visit_any(x, None, tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), KIND, SQUARES)
     return tl.where(differs(x2, wide), wide, x2)
 
 
@@ -54,7 +47,6 @@ def heaviest(memory, tensor_ptr):
 @triton.jit(do_not_specialize=["tensor_count"])
 def begin_step(memory, tensor_count, KIND: tl.constexpr):
     """Run a program for each tensor: its rates; then one for each tile to check."""
-    tl.static_assert(TABLES != "")
     program = tl.program_id(0).to(tl.int64)
     number, check = program, program - tensor_count
     if check >= 0:
@@ -75,7 +67,6 @@ def begin_step(memory, tensor_count, KIND: tl.constexpr):
 @triton.jit
 def measure(memory, KIND: tl.constexpr):
     """Run a program for some tiles of a tensor; nearly always there is nothing to do."""
-    tl.static_assert(TABLES != "")
     share_ptr = memory.shares_ptr + 3 * tl.program_id(0).to(tl.int64)
     number = tl.load(share_ptr).to(tl.int64)
     tensor_ptr, given_ptr = memory.tensors_ptr + number * f.TENSOR, memory.given_ptr + number * f.GIVEN

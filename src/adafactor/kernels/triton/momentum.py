@@ -57,11 +57,11 @@ def keep(x, e, average, KIND: tl.constexpr):
         tl.store(x.scale_ptr + e.scale_offsets, tl.div_rn(largest, 1.0 * MOST), mask=e.scale_mask)
         inverse = tl.where(largest > 0, tl.div_rn(1.0 * MOST, largest), 0.0)
         chance = 0.5
-        if KIND.MOMENTUM_RANDOM:  # 16 bits behind the point of a number from 1 to 2
+        if KIND.momentum_random:  # 16 bits behind the point of a number from 1 to 2
             chance = ((e.words >> 16 << 7) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
         rounded = tl.floor(multiply_blocks(value, inverse) + chance).to(tl.int32)
         average = tl.minimum(tl.maximum(rounded, -MOST), MOST).to(tl.int8)
     elif KIND.MOMENTUM != KIND.STAT:
         value = average.to(tl.float32)
-        average = stochastic(value, e.words >> 16, tl.bfloat16) if KIND.MOMENTUM_RANDOM else narrow(value, tl.bfloat16)
+        average = stochastic(value, e.words >> 16, tl.bfloat16) if KIND.momentum_random else narrow(value, tl.bfloat16)
     tl.store(x.momentum_ptr + e.offsets, average, mask=e.mask)

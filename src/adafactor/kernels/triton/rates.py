@@ -6,15 +6,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import sizes
 from adafactor.kernels.triton.elements import mix
 
 # ---- numbers: float64, the settings of a group, uploaded when they have changed
@@ -35,18 +32,9 @@ from adafactor.kernels.triton.elements import mix
     SIGN,
     IGNORE,
 ) = map(tl.constexpr, range(15))
-NUMBERS = tl.constexpr(16)
+NUMBERS = tl.constexpr(15)
 BY_RHO, BY_ALPHA, BY_LR, BY_CONSTANT = map(tl.constexpr, range(0, -4, -1))
 DECAYS_BY = {"rho": BY_RHO, "alpha": BY_ALPHA, "lr": BY_LR, "constant": BY_CONSTANT}
-
-# All columns and sizes. Triton keeps compiled code on disk and compiles anew when a global constant of a kernel has
-# changed, but not when a module's attribute has. So every kernel names this constant.
-TABLES = tl.constexpr(
-    repr([
-        sorted((name, str(value)) for name, value in vars(module).items() if name.isupper())
-        for module in (f, sizes, sys.modules[__name__])
-    ])
-)  # fmt: skip
 
 
 def row_of(s: Settings) -> tuple[float, ...]:
@@ -67,7 +55,7 @@ def row_of(s: Settings) -> tuple[float, ...]:
         -1.0 if s.maximize else 1.0,
         s.on_nonfinite == "ignore",
     ]
-    return *map(float, row), 0.0
+    return tuple(map(float, row))
 
 
 @triton.jit

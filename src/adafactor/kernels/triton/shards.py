@@ -23,10 +23,10 @@ from adafactor.core.equations import mean_of_rows
 from adafactor.core.factoring import Factored
 from adafactor.core.sums import vector
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton.between import conclude, factors, totals
 from adafactor.kernels.triton.executor import Executor, Launch
 from adafactor.kernels.triton.kind import Kind
 from adafactor.kernels.triton.layout import factored_axes, factors_along
-from adafactor.kernels.triton.shard_kernels import conclude, factors, totals
 
 
 class Shards(Executor):
@@ -37,7 +37,7 @@ class Shards(Executor):
         super().__init__(parameters, kind)
         self.must_measure = [False] * len(parameters)
         self.table.tensors[:, f.BLOCKS] = 0  # ΣU² does not come from blocks of columns
-        matrices, tensors, options = self.table.matrix_count, len(parameters), kind.between()
+        matrices, tensors, options = len(self.table.matrices), len(parameters), kind.between()
         self._moments = [*self._begin_step(False), *self._first_passes(raw=True)]
         self._norms = [Launch(factors, matrices, options), *self._last_passes(False), Launch(totals, tensors, options)]
         self._apply.insert(0, Launch(conclude, tensors, options))
@@ -96,7 +96,7 @@ class Shards(Executor):
                 here = [self._memory.means_ptr[place.matrix : place.matrix + place.matrices] for place in places]
                 torch._foreach_copy_(here, list(means.values()))
             self._launch(self._norms)
-        for one, (_, note) in zip(self.sums, self._noted(), strict=True):
+        for one, note in zip(self.sums, compress(self.notes.unbind(), self._present), strict=True):
             one.u2, one.x2 = note[f.U2], note[f.X2]
 
     def apply_(self) -> None:
@@ -106,16 +106,11 @@ class Shards(Executor):
             self._note(f.X2, [0.0 if one.x2 is None else one.x2 for one in self.sums])
         super().apply_()
 
-    def _noted(self) -> list[tuple[Parameter, Tensor]]:
-        """The parameters with a gradient, and what the kernels have noted of each."""
-        everyone = zip(self.parameters, self.notes.unbind(), self._present, strict=True)
-        return [(parameter, note) for parameter, note, is_here in everyone if is_here]
-
     def _note(self, column: int, values: Sequence[Tensor | float]) -> None:
         """Note a value of each parameter with a gradient."""
         if values:
-            new = vector(values, self.device)
-            torch._foreach_copy_([note[column] for _, note in self._noted()], list(new.unbind()))
+            notes = compress(self.notes[:, column].unbind(), self._present)
+            torch._foreach_copy_(list(notes), list(vector(values, self.device).unbind()))
 
     def _views(self, parameter: Parameter) -> dict[str, Tensor]:
         """The means of a parameter, in the shapes of its state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -14,34 +15,21 @@ from adafactor.core.rounding import roots
 from adafactor.core.sums import shrink_of
 from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton import layout, sizes
 from adafactor.kernels.triton.kind import Kind
-from adafactor.kernels.triton.layout import (
-    factored_axes,
-    factors_along,
-    matrix_offsets,
-    matrix_shape,
-    memory_order,
-    number_strides,
-)
-from adafactor.kernels.triton.sizes import (
-    BLOCK,
-    LINE,
-    LINES,
-    MEASURED,
-    UNFACTORED_UNIT,
-    Tiling,
-    checked,
-    tile_shape,
-    unit_rows,
-)
 
 IN_STATE = {
-    "step": f.STEP,
+    "full": f.FULL,
     "momentum": f.MOMENTUM,
     "momentum_int8": f.MOMENTUM,
     "momentum_scale": f.SCALE,
     "compensation": f.COMPENSATION,
 }  # and the columns of their addresses; there is a momentum of one kind
+PIECES = {
+    "units": (f.FIRST_UNIT, f.UNITS),
+    "blocks": (f.FIRST_BLOCK, f.BLOCKS),
+    "tiles": (f.FIRST_TILE, f.TILES),
+}  # of matrices, each for a program; and the columns that say where a tensor's begin, and how many there are
 GAP = 64  # elements: every vector in scratch begins at a multiple
 Row = dict[int, int]  # of a table: number by column; 0 where there is none
 
@@ -50,7 +38,7 @@ Row = dict[int, int]  # of a table: number by column; 0 where there is none
 class Chunk:
     """What launches of the first pass and of `fold` are given: as much as fits the scratch."""
 
-    units: list[tuple[Tiling, int, int]]  # first and end of those that are tiled alike
+    units: list[tuple[sizes.Tiling, int, int]]  # first and end of those that are tiled alike
     blocks: tuple[int, int]
     tensors: tuple[int, int]  # those that are complete with this chunk
 
@@ -78,48 +66,48 @@ class Table:
             most: bytes that a step may take besides the state.
         """
         self._kind = kind
-        self.tilings = {parameter: kind.tiling((matrix_shape(parameter) or (0, None))[1]) for parameter in parameters}
+        self.tilings = {
+            parameter: kind.tiling((layout.matrix_shape(parameter) or (0, None))[1]) for parameter in parameters
+        }
         self.parameters = sorted(parameters, key=lambda p: (self.tilings[p], -self._unit_size(p)))
         self.vectors = 0  # elements of new R and C
-        self.unit_count = self.block_count = self.tile_count = 0
         self.places: dict[Parameter, Place] = {}
-        tensors: list[Row] = []
         self._matrices: list[Row] = []
-        self._units: list[Tensor] = []
-        self._blocks = [torch.zeros(0, 2, dtype=torch.int64)]
-        for number, parameter in enumerate(self.parameters):
-            tensors.append(self._describe(number, parameter))
-        tiles = self._tiles(tensors)
-        self.matrix_count = len(self._matrices)
-        rest = 2 * self.vectors * kind.stat.itemsize + 8 * (3 * self.unit_count + self.block_count + self.matrix_count)
+        self._pieces: dict[str, list[Tensor]] = {name: [] for name in PIECES}
+        self._counts = [dict.fromkeys(PIECES, 0)]  # how many there are, after each matrix
+        tensors = [self._describe(number, parameter) for number, parameter in enumerate(self.parameters)]
+        units, blocks, tiles = (torch.cat(rows) for rows in self._pieces.values())
+        for row in tensors:
+            row[f.FIRST_TILE] = len(tiles) - row[f.FIRST_TILE] - row[f.TILES]
+        tiles = tiles.flip(0)  # the last pass begins with what the first pass left in the cache
+        rest = 2 * self.vectors * kind.stat.itemsize + 8 * (3 * len(units) + len(blocks) + len(self._matrices))
         self.chunks, self.scratch = self._fill_scratch(tensors, (most - rest) // kind.stat.itemsize)
-        shares, checks = self._samples(tensors)
+        shares, checks = _samples(tensors)
         device = parameters[0].x.device
         self.tensors = _filled(tensors, f.TENSOR).to(device)
         self.matrices = _filled(self._matrices, f.MATRIX).to(device)
-        lists = torch.cat(self._units), torch.cat(self._blocks), tiles, shares, checks
+        lists = (units, blocks, tiles, shares, checks)
         self.units, self.blocks, self.tiles, self.shares, self.checks = (t.to(torch.int32).to(device) for t in lists)
-        del self._matrices, self._units, self._blocks
+        del self._matrices, self._pieces, self._counts
 
     def unit_rows(self, parameter: Parameter) -> int:
         """The rows of a unit of the first pass; of an unfactored tensor, its lines."""
-        shape = matrix_shape(parameter)
+        shape = layout.matrix_shape(parameter)
         if shape is None:
-            return UNFACTORED_UNIT
-        return unit_rows(*shape, parameter.gradient.dtype.itemsize, self.tilings[parameter].rows)
+            return sizes.UNFACTORED_UNIT
+        return sizes.unit_rows(*shape, parameter.gradient.dtype.itemsize, self.tilings[parameter].rows)
 
     def _unit_size(self, parameter: Parameter) -> int:
-        n, m = matrix_shape(parameter) or (-(-parameter.x.numel() // LINE), LINE)
+        n, m = layout.matrix_shape(parameter) or (-(-parameter.x.numel() // sizes.LINE), sizes.LINE)
         return m * min(n, self.unit_rows(parameter))
 
     def _describe(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor and its matrices."""
-        state, s, how = parameter.state, parameter.settings, self.tilings[parameter]
-        root1, root2 = roots(s.seed, parameter.number)
-        units, blocks = self.unit_count, self.block_count
-        row = {column: state[key].data_ptr() for key, column in IN_STATE.items() if key in state}
-        row |= {
-            f.X: parameter.x.data_ptr(),
+        how = self.tilings[parameter]
+        root1, root2 = roots(parameter.settings.seed, parameter.number)
+        begin = self._counts[-1]
+        row = {
+            f.STEP: parameter.state["step"].data_ptr(),
             f.GROUP: parameter.group,
             f.COUNT: parameter.factoring.count,
             f.ROOT1: root1,
@@ -130,134 +118,131 @@ class Table:
         }
         describe = self._describe_matrices if how.chunks else self._describe_unfactored
         row |= describe(number, parameter)
-        row |= {f.FIRST_UNIT: units, f.UNITS: self.unit_count - units}
-        return row | {f.FIRST_BLOCK: blocks, f.BLOCKS: self.block_count - blocks}
+        for name, (first, count) in PIECES.items():
+            row |= {first: begin[name], count: self._counts[-1][name] - begin[name]}
+        return row
 
     def _describe_unfactored(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor as one matrix whose rows are lines of its memory."""
         x, first, step = parameter.x, 0, 0
-        lines = -(-x.numel() // LINE)
+        lines = -(-x.numel() // sizes.LINE)
         if draws_words(parameter):
-            order = memory_order(parameter)
+            order = layout.memory_order(parameter)
             assert isinstance(order, MemoryOrder)
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
             assert numbers is not None
             first, step = numbers[0], numbers[2]
-        self._add_matrix({f.OF: number, f.NUMBER: first}, parameter, lines, 0)
-        row = {f.FULL: parameter.state["full"].data_ptr(), f.N: lines, f.M: x.numel()}
+        matrix = {column: t.data_ptr() for column, t in _tensors(parameter).items()}
+        self._add_matrix(matrix | {f.OF: number, f.NUMBER: first}, parameter, (lines, x.numel()), 0)
+        row = {f.N: lines, f.M: x.numel()}
         row |= {f.WHOLE_N: 1, f.WHOLE_M: 1}  # there are no means
-        row |= {f.X_STRIDE_P: LINE, f.G_STRIDE_P: LINE, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
-        return row | {f.NUMBER_P: LINE * step, f.NUMBER_Q: step, f.SCALE_STRIDE: LINE // momentum.BLOCK}
+        row |= {f.X_STRIDE_P: sizes.LINE, f.G_STRIDE_P: sizes.LINE, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
+        return row | {f.NUMBER_P: sizes.LINE * step, f.NUMBER_Q: step, f.SCALE_STRIDE: sizes.LINE // momentum.BLOCK}
 
     def _describe_matrices(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor and each matrix of its stack."""
         x, state, whole = parameter.x, parameter.state, parameter.shape
-        (p, q), (along_p, along_q) = factored_axes(parameter), factors_along(parameter)
+        (p, q), (along_p, along_q) = layout.factored_axes(parameter), layout.factors_along(parameter)
         n, m = x.shape[p], x.shape[q]
-        strides = {"x": list(x.stride()), "g": list(parameter.gradient.stride), "number": number_strides(whole)}
-        for name, gone in ((along_p, q), (along_q, p)):
-            strides[name] = list(state[name].stride()) if name in state else [0] * (x.dim() - 1)
-            strides[name].insert(gone, 0)
-        scale = state["momentum_scale"].stride()[:-1] if self._kind.IN_BLOCKS else ()
-        strides["scale"] = [*scale, *[0] * (x.dim() - len(scale))]
+        tensors, none = _tensors(parameter), [0] * x.dim()
+        for column, name, gone in ((f.ROW, along_p, q), (f.COL, along_q, p)):
+            if name in state:
+                tensors[column] = state[name].unsqueeze(gone)  # now all have the axes of X
+        strides = {column: [*t.stride(), *none] for column, t in tensors.items()}  # but for the last ones of scales
+        strides |= {f.G_OFFSET: [*parameter.gradient.stride], f.NUMBER: layout.number_strides(whole)}
         batch = [axis for axis in range(x.dim()) if axis not in (p, q)]
-        origin = sum(a * b for a, b in zip(strides["number"], parameter.offset or (0,) * len(whole), strict=True))
-        columns = {f.X_OFFSET: "x", f.G_OFFSET: "g", f.ROW_OFFSET: along_p, f.COL_OFFSET: along_q}
-        columns |= {f.SCALE_OFFSET: "scale", f.NUMBER: "number"}
-        offsets = [matrix_offsets(x.shape, strides[name], batch) for name in columns.values()]
+        columns = {column: layout.matrix_offsets(x.shape, steps, batch) for column, steps in strides.items()}
+        for column, t in tensors.items():
+            columns[column] = [t.data_ptr() + t.element_size() * offset for offset in columns[column]]
+        origin = sum(a * b for a, b in zip(strides[f.NUMBER], parameter.offset or none, strict=True))
         up_n, up_m = _up(n), _up(m)
         self.places[parameter] = Place(
-            len(self._matrices), len(offsets[0]), self.vectors, self.vectors + up_n, up_n + up_m
+            len(self._matrices), len(columns[f.X]), self.vectors, self.vectors + up_n, up_n + up_m
         )
-        for at in zip(*offsets, strict=True):
+        for at in zip(*columns.values(), strict=True):
             matrix = dict(zip(columns, at, strict=True))
             matrix[f.NUMBER] += origin
             matrix |= {f.OF: number, f.NEW_ROW: self.vectors, f.NEW_COL: self.vectors + up_n}
             self.vectors += up_n + up_m
-            self._add_matrix(matrix, parameter, n, m if along_q in state else 0)
+            self._add_matrix(matrix, parameter, (n, m), m if along_q in state else 0)
         return {
-            f.ROW: state[along_p].data_ptr() if along_p in state else 0,
-            f.COL: state[along_q].data_ptr() if along_q in state else 0,
-            f.ROW_STRIDE: strides[along_p][p],
-            f.COL_STRIDE: strides[along_q][q],
-            f.SCALE_STRIDE: strides["scale"][p],
+            f.ROW_STRIDE: strides.get(f.ROW, none)[p],
+            f.COL_STRIDE: strides.get(f.COL, none)[q],
+            f.SCALE_STRIDE: strides.get(f.SCALE, none)[p],
             f.N: n,
             f.M: m,
             f.WHOLE_N: whole[p],
             f.WHOLE_M: whole[q],
-            f.X_STRIDE_P: strides["x"][p],
-            f.X_STRIDE_Q: strides["x"][q],
-            f.G_STRIDE_P: strides["g"][p],
-            f.G_STRIDE_Q: strides["g"][q],
-            f.NUMBER_P: strides["number"][p],
-            f.NUMBER_Q: strides["number"][q],
+            f.X_STRIDE_P: strides[f.X][p],
+            f.X_STRIDE_Q: strides[f.X][q],
+            f.G_STRIDE_P: strides[f.G_OFFSET][p],
+            f.G_STRIDE_Q: strides[f.G_OFFSET][q],
+            f.NUMBER_P: strides[f.NUMBER][p],
+            f.NUMBER_Q: strides[f.NUMBER][q],
             f.SWAPPED: int(along_p == "col"),
         }
 
-    def _add_matrix(self, matrix: Row, parameter: Parameter, n: int, columns: int) -> None:
-        """Add a matrix of n rows, its units, and its blocks of columns."""
-        place, rows, how = torch.tensor([len(self._matrices)]), self.unit_rows(parameter), self.tilings[parameter]
+    def _add_matrix(self, matrix: Row, parameter: Parameter, shape: tuple[int, int], columns: int) -> None:
+        """Add a matrix, its units, blocks of as many columns as C has, and tiles."""
+        (n, m), rows, how = shape, self.unit_rows(parameter), self.tilings[parameter]
+        height, width = sizes.tile_shape(m, self._kind.IN_BLOCKS) if how.chunks else (sizes.LINES, m)
+        place = torch.tensor([len(self._matrices)])
         units = torch.cartesian_prod(place, torch.arange(0, n, rows), torch.arange(how.parts) * how.width)
-        units = units.reshape(-1, 3)[:, [0, 1, 1, 2]]
+        units = units[:, [0, 1, 1, 2]]
         units[:, 2] = (units[:, 2] + rows).clamp(max=n)
-        blocks = torch.cartesian_prod(place, torch.arange(0, columns, BLOCK)).reshape(-1, 2)
-        self._units.append(units)
-        self._blocks.append(blocks)
-        self._matrices.append(matrix | {f.OWN_UNIT: self.unit_count, f.OWN_UNITS: len(units)})
-        self.unit_count, self.block_count = self.unit_count + len(units), self.block_count + len(blocks)
-
-    def _tiles(self, tensors: list[Row]) -> Tensor:
-        """The tiles of the last pass, in the reverse order: it begins with what the first pass left in the cache."""
-        tiles: list[Tensor] = []
-        place = len(self._matrices)
-        for number in reversed(range(len(tensors))):
-            row, begin = tensors[number], self.tile_count
-            n, m = row[f.N], row[f.M]
-            height, width = (LINES, m) if f.FULL in row else tile_shape(m, self._kind.IN_BLOCKS)
-            while place and self._matrices[place - 1][f.OF] == number:
-                place -= 1
-                rows, cols = torch.arange(0, n, height).flip(0), torch.arange(0, m, width)
-                tiles.append(torch.cartesian_prod(torch.tensor([place]), rows, cols))
-                self.tile_count += len(tiles[-1])
-            row |= {f.FIRST_TILE: begin, f.TILES: self.tile_count - begin}
-        return torch.cat(tiles)
-
-    def _samples(self, tensors: list[Row]) -> tuple[Tensor, Tensor]:
-        """Which tiles of which tensor programs measure, and which they check."""
-        shares: list[tuple[int, int, int]] = []
-        checks: list[tuple[int, int]] = []
-        for i, row in enumerate(tensors):
-            begin, end = row[f.FIRST_TILE], row[f.FIRST_TILE] + row[f.TILES]
-            shares += [(i, first, min(first + MEASURED, end)) for first in range(begin, end, MEASURED)]
-            sample = checked(end - begin)
-            row[f.FIRST_CHECK] = len(checks)
-            checks += [(i, begin + at) for at in sample] + [(i, -1)] * (len(sample) < end - begin)
-            row[f.CHECKS] = len(checks) - row[f.FIRST_CHECK]
-        return torch.tensor(shares), torch.tensor(checks)
+        blocks = torch.cartesian_prod(place, torch.arange(0, columns, sizes.BLOCK)).reshape(-1, 2)
+        tiles = torch.cartesian_prod(place, torch.arange(0, n, height), torch.arange(0, m, width).flip(0))
+        before = self._counts[-1]
+        self._matrices.append(matrix | {f.OWN_UNIT: before["units"], f.OWN_UNITS: len(units)})
+        after = {}
+        for name, pieces in zip(PIECES, (units, blocks, tiles), strict=True):
+            self._pieces[name].append(pieces)
+            after[name] = before[name] + len(pieces)
+        self._counts.append(after)
 
     def _fill_scratch(self, tensors: list[Row], most: int) -> tuple[list[Chunk], int]:
         """Give every matrix its place among the column sums, and begin a new chunk when they are full."""
         chunks: list[Chunk] = []
-        units: list[tuple[Tiling, int, int]] = []
-        used = largest = unit = block = tensor = first_block = first_tensor = 0
-        for i, (matrix, blocks) in enumerate(zip(self._matrices, self._blocks[1:], strict=True)):
-            number, count = matrix[f.OF], matrix[f.OWN_UNITS]
-            how = self.tilings[self.parameters[number]]
-            size = _up(2 * (count // how.parts) * tensors[number][f.M]) if len(blocks) else 0
+        begin = used = largest = 0
+        for i, matrix in enumerate(self._matrices):
+            tensor = tensors[matrix[f.OF]]
+            size = _up(2 * (matrix[f.OWN_UNITS] // tensor[f.PARTS]) * tensor[f.M]) if tensor[f.BLOCKS] else 0
             if used and used + size > most:
-                chunks.append(Chunk(units, (first_block, block), (first_tensor, tensor)))
-                used, units, first_block, first_tensor = 0, [], block, tensor
+                chunks.append(self._chunk(begin, i))
+                begin, used = i, 0
             matrix[f.PARTIAL] = used
             used += size
             largest = max(largest, used)
-            if not units or units[-1][0] != how:
-                units.append((how, unit, unit))
-            unit, block = unit + count, block + len(blocks)
-            units[-1] = how, units[-1][1], unit
-            if i + 1 == len(self._matrices) or self._matrices[i + 1][f.OF] != number:
-                tensor = number + 1
-        chunks.append(Chunk(units, (first_block, block), (first_tensor, tensor)))
-        return chunks, largest
+        return [*chunks, self._chunk(begin, len(self._matrices))], largest
+
+    def _chunk(self, begin: int, end: int) -> Chunk:
+        """Make a chunk of these matrices."""
+        owners = [matrix[f.OF] for matrix in self._matrices[begin : end + 1]]
+        first, last, units = self._counts[begin], self._counts[end], []
+        for how, same in groupby(range(begin, end), lambda i: self.tilings[self.parameters[owners[i - begin]]]):
+            places = list(same)
+            units.append((how, self._counts[places[0]]["units"], self._counts[places[-1] + 1]["units"]))
+        after = owners[-1] if end < len(self._matrices) else len(self.parameters)
+        return Chunk(units, (first["blocks"], last["blocks"]), (owners[0], after))
+
+
+def _tensors(parameter: Parameter) -> dict[int, Tensor]:
+    """X and what is kept for each of its elements, by the columns of their addresses."""
+    return {f.X: parameter.x} | {c: parameter.state[key] for key, c in IN_STATE.items() if key in parameter.state}
+
+
+def _samples(tensors: list[Row]) -> tuple[Tensor, Tensor]:
+    """Which tiles of which tensor programs measure, and which they check."""
+    shares: list[tuple[int, int, int]] = []
+    checks: list[tuple[int, int]] = []
+    for i, row in enumerate(tensors):
+        begin, end = row[f.FIRST_TILE], row[f.FIRST_TILE] + row[f.TILES]
+        shares += [(i, first, min(first + sizes.MEASURED, end)) for first in range(begin, end, sizes.MEASURED)]
+        sample = sizes.checked(end - begin)
+        row[f.FIRST_CHECK] = len(checks)
+        checks += [(i, begin + at) for at in sample] + [(i, -1)] * (len(sample) < end - begin)
+        row[f.CHECKS] = len(checks) - row[f.FIRST_CHECK]
+    return torch.tensor(shares), torch.tensor(checks)
 
 
 def _filled(rows: list[Row], columns: int) -> Tensor:
