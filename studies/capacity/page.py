@@ -13,7 +13,8 @@ from adafactor.planning.show import format_size
 from studies.capacity.limited import Trial
 
 BASE, PEERS, OURS = "adamw-float32", ("torch-bfloat16", "transformers-bfloat16"), "adafactor-backward"
-CONTENDERS = (BASE, "adamw-bfloat16", *PEERS, "adafactor-float32", "adafactor-stochastic", OURS)
+MOMENTUM = tuple(f"adafactor-stochastic-momentum{format}" for format in ("", "-bfloat16", "-int8"))
+CONTENDERS = (BASE, "adamw-bfloat16", *PEERS, "adafactor-float32", "adafactor-stochastic", *MOMENTUM, OURS)
 TARGETS = {"AdamW in float32": ((BASE,), 5.0), "the best other Adafactor": (PEERS, 1.7)}
 
 
