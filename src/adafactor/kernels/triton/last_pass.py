@@ -179,8 +179,7 @@ def visit_any(x, scale, first, first_col, KIND: tl.constexpr, GOAL: tl.constexpr
 
 @triton.jit
 def copy(factor, first, end):
-    """Take new numbers of R or C, if it is kept, into the state."""
-    end = tl.minimum(end, factor.end).to(tl.int32)
+    """Take new numbers of R or C into the state."""
     for i in range(first, end, LINE):
         offsets = i + tl.arange(0, LINE)
         value = tl.load(factor.new_ptr + offsets, mask=offsets < end, other=0.0)
@@ -190,10 +189,12 @@ def copy(factor, first, end):
 @triton.jit
 def copy_factors(x, first, first_col):
     """Take those numbers of R and C into the state that are of a tile on the edge of the matrix."""
-    if first_col == 0:
-        copy(x.row, first, first + tl.where(x.is_narrow, LINES * (LINE // x.m), LINES))
-    if first == 0:
-        copy(x.col, first_col, first_col + LINE)
+    if (x.row.end > 0) & (first_col == 0):
+        end = tl.minimum(first + tl.where(x.is_narrow, LINES * (LINE // x.m), LINES), x.n)
+        copy(x.row, first, end.to(tl.int32))
+    if (x.col.end > 0) & (first == 0):
+        end = tl.minimum(first_col + LINE, x.m)
+        copy(x.col, first_col, end.to(tl.int32))
 
 
 @triton.jit
