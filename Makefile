@@ -21,7 +21,7 @@ quick: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
-# An hour beside other work, with FUZZ_SECONDS=60: how long the slow fuzz runs.
+# 40 to 60 minutes with FUZZ_SECONDS=60, which is how long the slow fuzz runs.
 test-all: .venv/ready .venv/integrations .venv/trainers .venv/bench
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
 

@@ -1,7 +1,7 @@
 """The bytes that training a model takes in each setting, part by part, from shapes alone.
 
 Temporaries of other optimizers follow their code line by line: what an expression makes while its operands live, and
-what a loop's variables still hold from the parameter before. All were measured (docs/plan.md). Ours are those of the
+what a loop's variables still hold from the parameter before. All were measured (studies/plan.py). Ours are those of the
 compiled step on a CPU, and of eager PyTorch elsewhere.
 """
 

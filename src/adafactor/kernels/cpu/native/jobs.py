@@ -246,7 +246,7 @@ def gradient(job: Job) -> Source:
 
 @summing
 def numerator(job: Job) -> Source:
-    """Say where the numerator of U lies: the momentum of the gradient, if there is one, else G."""
+    """Say where the last pass finds the numerator of U: in the momentum of the gradient, if there is one, else in G."""
     if job.momentum == OF_GRADIENT:
         return Source(job.m, job.xb, job.xp, job.xs)
     return gradient(job)
