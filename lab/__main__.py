@@ -11,7 +11,7 @@ from pathlib import Path
 from lab import commands, experiments
 from lab.corpus import PARTS, CorpusError
 from lab.presets import SCALES
-from lab.table import ROWS, TABLE_3
+from lab.rows import ROWS, TABLE_3
 from lab.train import WAYS
 
 
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     page = _command(add("report", help="one HTML page from the records"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.html"))
     page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
-    page.add_argument("--documents", action="store_true", help="also write the tables and pictures in docs/")
+    page.add_argument("--documents", action="store_true", help="also write what docs/ has from the records")
 
     several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
     several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")

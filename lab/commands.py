@@ -25,7 +25,7 @@ from lab.pool import run_missing, summary
 from lab.presets import SCALES, Job, Scale, is_papers, untied
 from lab.progress import Shown, watch
 from lab.records import RECORDS
-from lab.report import MARKS, documents, render
+from lab.report import DOCS, MARKS, documents, render
 from lab.results import Record
 from lab.sharded import Processes
 from lab.train import Options, run, run_folder
@@ -124,7 +124,7 @@ def precision_runs(arguments: argparse.Namespace) -> int:
         print("Without the corpus there is nothing to run.")
         return 2
     jobs, recorded = [*precision.jobs(), *momentum.jobs()], records.read(folder)
-    missing = [job for job in jobs if records.find(job, recorded) is None]
+    missing = [job for job in jobs if records.find(job, recorded, corpus.fingerprint()) is None]
     print(f"{len(jobs)} runs, {len(missing)} of them to be done.", flush=True)
     for job in missing:
         show = Shown(job, cache, bar=True, tensorboard=False)
@@ -155,9 +155,10 @@ def write_report(arguments: argparse.Namespace) -> int:
     _write_page(folder, arguments.output, arguments.scale)
     if arguments.documents:
         found = _of_the_paper(folder)
+        _write_page(folder, DOCS / "report.html")
         for document, text in documents(found).items():
             put_between(document, *MARKS, text)
-            print(f"The tables are in {document}")
+            print(f"What the records say is in {document}")
         for picture in pictures.draw(found):
             print(f"Drawn: {picture}")
     return 0

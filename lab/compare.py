@@ -13,7 +13,8 @@ from sacrebleu.significance import PairedTest
 from lab import results, tables
 from lab.clean import Pair
 from lab.evaluate import unpack
-from lab.report import charts, curves, html, page, ways_chart
+from lab.page import charts, html, page
+from lab.report import curves, ways_chart
 from lab.results import Record
 from lab.tables import Table
 from lab.train import WAYS

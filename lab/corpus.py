@@ -24,8 +24,15 @@ from lab.split import split
 PARTS = ("train", "dev", "test")
 HELD_OUT_SIZES = {"dev": 1000, "test": 2000}
 # Training pairs per domain on Debian 12; other releases differ, so this is checked within a tolerance.
-EXPECTED = {"lo": 28_492, "deb": 23_292, "ding": 15_314}
+EXPECTED = {"lo": 27_670, "deb": 22_769, "ding": 15_460}
 TOLERANCE = 0.15
+# The fingerprints under which runs on Debian 12's text were recorded; they count as one text.
+DEBIAN_12 = {
+    "14b1382a3b03a0a6",  # until 18 November 2026, when package descriptions came in the order of all archives' lists
+    "6e1ed36bd0129a8a",  # the same sentences in another order: lightdm had come to the security archive
+    "af541db78e69e5c3",  # in the order of the German list: 65 training pairs and a dev pair are others, of duplicates
+    "afc4954210e321ec",  # the dictionary alone, which fine-tuning takes
+}
 
 
 class CorpusError(ValueError):
@@ -60,6 +67,11 @@ class Corpus:
                 for pair in pairs:
                     found.update(f"{part}\t{pair.english}\t{pair.german}\n".encode())
         return found.hexdigest()[:16]
+
+
+def is_same_text(first: str, second: str) -> bool:
+    """Whether two fingerprints are of one text; those that Debian 12's has had are."""
+    return first == second or {first, second} <= DEBIAN_12
 
 
 @dataclass(frozen=True)

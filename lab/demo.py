@@ -10,7 +10,7 @@ from sacrebleu.metrics.chrf import CHRF
 from lab.charts import Chart, Line, frame, ticks
 from lab.clean import Pair
 from lab.evaluate import unpack
-from lab.report import bars, charts, page
+from lab.page import bars, charts, page
 from lab.results import Record, dev_loss, test_bleu
 
 NAMES = {"B": "Adam (row B, with warm-up)", "O": "Adafactor (row O, no warm-up)"}

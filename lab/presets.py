@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lab.model import Shape
-from lab.table import ROWS, Row
+from lab.rows import ROWS, Row
 
 
 @dataclass(frozen=True)

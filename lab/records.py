@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
+from lab.corpus import is_same_text
 from lab.files import locked, write_text
 from lab.presets import Job
 from lab.results import Record
@@ -23,11 +24,12 @@ def read(folder: Path, scale: str = "*") -> list[Record]:
 
 
 def find(job: Job, records: Iterable[Record], fingerprint: str | None = None) -> Record | None:
-    """The record of a job's very configuration and, if a fingerprint is given, of that very text."""
+    """The record of a job's very configuration and, if a fingerprint is given, of that text."""
     config = json.loads(json.dumps(job.config()))
     for record in records:
-        if record["config"] == config and fingerprint in (None, record["corpus"]["fingerprint"]):
-            return record
+        if record["config"] == config:
+            if fingerprint is None or is_same_text(fingerprint, record["corpus"]["fingerprint"]):
+                return record
     return None
 
 

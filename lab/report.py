@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from html import escape
 from pathlib import Path
 
 from lab import claims, pictures, results, tables
 from lab.charts import Chart, Line, frame, ticks
-from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS, SWEPT
+from lab.experiments import BEST, COMPARED, FIGURE_ROWS, SWEEP_ROWS, SWEPT, UNTUNED
+from lab.page import bars, charts, html, marked, page, section
 from lab.results import FAILS, HOLDS, Record
-from lab.style import STYLE
-from lab.table import PAPER_STEPS, ROWS, TABLE_2
+from lab.rows import PAPER_STEPS, ROWS, TABLE_2
 from lab.tables import WAY_NAMES, Table
 from lab.train import WAYS
 
@@ -23,9 +22,9 @@ COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2", "O+": "c4"}
 
 def render(records: list[Record]) -> str:
     """The page: every section that has records, the verdicts first."""
-    body = _claims(records) + "".join(map(section, tables.papers_own(records))) + section(tables.pattern(records))
+    body = _claims(records) + "".join(map(section, tables.papers_own(records))) + section(tables.table_2(records))
     body += _headline(records) + _step_sizes(records) + section(tables.suspects(records)) + _stability(records)
-    body += _figure(records) + section(tables.table_2(records)) + section(tables.table_3(records))
+    body += _figure(records) + section(tables.table_3(records))
     body += _memory(records) + _samples(records) + _settings(records)
     return page(
         "Adafactor: the paper's experiments",
@@ -36,54 +35,17 @@ def render(records: list[Record]) -> str:
 
 
 def documents(records: list[Record]) -> dict[Path, str]:
-    """What stands between the marks of each document: the answer and the claims in one, the tables in the other."""
+    """What stands between the marks of each document: the answer and the claims, the tables, the advice."""
     made = [*(tables.headline(records, scale) for scale in ("long", "small", "quarter"))]
-    made += [tables.both_scales(records), tables.stability(records), tables.table_3(records)]
+    made += [tables.table_2(records), tables.stability(records), tables.table_3(records)]
     first = [claims.answer(records) + "\n"]
     if tables.agreement(records, warm=False):
         first.append(f"![Table 2 of the paper beside the lab's losses, row by row]({pictures.PATTERN.name})\n")
     verdicts = claims.table(records)
     first += [verdicts.markdown()] if verdicts else []
     every = {"reproduction.md": first, "reproduction-tables.md": [table.markdown() for table in made if table]}
+    every["settings.md"] = [claims.advice(records)]
     return {DOCS / name: "\n".join(parts) for name, parts in every.items()}
-
-
-def page(title: str, body: str) -> str:
-    """A whole page."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1>{body}</body></html>\n"
-    )
-
-
-def marked(text: str) -> str:
-    """Text whose code and bold marks are Markdown's, as HTML."""
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text).replace("\n", "<br>")
-
-
-def section(table: Table | None, between: str = "") -> str:
-    """A heading, what to know, perhaps charts, and the table."""
-    if table is None:
-        return ""
-    return f"<h2>{marked(table.title)}</h2><p>{marked(table.note)}</p>{between}{html(table)}"
-
-
-def html(table: Table) -> str:
-    """The table alone; on a narrow screen it scrolls inside its frame."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
-    lines = []
-    for row in table.rows:
-        cells = (f'<td class="{"" if i < table.words else "n"}">{marked(c)}</td>' for i, c in enumerate(row))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
-
-
-def charts(found: list[str]) -> str:
-    """Charts side by side where there is room."""
-    return f'<div class="charts">{"".join(found)}</div>' if found else ""
 
 
 def _claims(records: list[Record]) -> str:
@@ -142,29 +104,33 @@ def ways_chart(records: list[Record], groups: dict[str, list[Record]], styles: d
 
 def _headline(records: list[Record]) -> str:
     text = ""
-    for scale in ("small", "quarter"):
-        groups = {row: runs for row in BEST if (runs := results.at_best(records, row, scale))}
-        drawn = [curves("Training loss, each row at its best step size", groups, COLOURS)] if groups else []
+    for scale, multipliers, how in (
+        ("long", UNTUNED, "nothing tuned"),
+        ("small", BEST, "each row at its best step size"),
+        ("quarter", BEST, "each row at its best step size"),
+    ):
+        found = {name: results.compared(records, name, scale, multiplier) for name, multiplier in multipliers.items()}
+        groups = {name: runs for name, runs in found.items() if runs}
+        drawn = [curves(f"Training loss, {how}", groups, COLOURS)] if groups else []
         drawn += [ways_chart(records, groups, COLOURS, bleu) for bleu in (False, True)] if groups else []
         text += section(tables.headline(records, scale), charts(drawn))
     return text + section(tables.over_the_run(records))
 
 
 def _step_sizes(records: list[Record]) -> str:
-    drawn = []
     found = {name: results.select(records, "quarter", row=name, warmup=COMPARED[name][1]) for name in SWEPT}
-    for way in ("last", "decayed"):
-        curves_ = {row: results.sweep_curve(runs, way) for row, runs in found.items() if runs}
-        points = [point for curve in curves_.values() for point in curve]
-        xs = sorted({x for x, _ in points})
-        if len(xs) > 1:
-            label = "step size, as a multiple of the paper's (what failed is drawn on the edge)"
-            top = min(y for _, y in points) + 0.8
-            frames = frame([min(y, top) for _, y in points])
-            chart = Chart(f"Dev loss, {WAY_NAMES[way]}", label, "dev loss", (xs[0], xs[-1]), frames, log_x=True)
-            lines = [Line(f"{row}: {ROWS[row].describe()}", curve, COLOURS[row]) for row, curve in curves_.items()]
-            drawn.append(chart.svg(lines, xs, ticks(*chart.y_range)))
-    return section(tables.step_sizes(records), charts(drawn))
+    lines = [Line(f"{row}: {ROWS[row].describe()}", curve, COLOURS[row])
+             for row, runs in found.items() if (curve := results.sweep_curve(runs, "decayed"))]  # fmt: skip
+    points = [point for line in lines for point in line.points]
+    xs = sorted({x for x, _ in points})
+    drawn = ""
+    if len(xs) > 1:
+        label = "step size, as a multiple of the paper's (what failed is drawn on the edge)"
+        top = min(y for _, y in points) + 0.8
+        frames = frame([min(y, top) for _, y in points])
+        chart = Chart("Dev loss, decayed to zero", label, "dev loss", (xs[0], xs[-1]), frames, log_x=True)
+        drawn = chart.svg(lines, xs, ticks(*chart.y_range))
+    return section(tables.step_sizes(records), drawn)
 
 
 def _stability(records: list[Record]) -> str:
@@ -208,16 +174,6 @@ def _figure(records: list[Record]) -> str:
         f"are stretched to its {PAPER_STEPS:,}, as the schedule is. Above 1 an update is larger than meant.</p>"
         + charts(drawn)
     )
-
-
-def bars(found: list[tuple[str, str, float, str]]) -> str:
-    """Horizontal bars: name, text, length as a part of the longest, style."""
-    lines = (
-        f'<span>{escape(name)}</span><span class="{style}"><span class="bar" style="width:{45 * part:.2f}%"></span>'
-        f"{escape(text)}</span>"
-        for name, text, part, style in found
-    )
-    return f'<div class="bars">{"".join(lines)}</div>'
 
 
 def _memory(records: list[Record]) -> str:

@@ -213,10 +213,10 @@ def is_settled(record: Record) -> bool:
     )
 
 
-def at_best(records: list[Record], name: str, scale: str) -> list[Record]:
-    """The runs of a name of the comparison at its best step size."""
+def compared(records: list[Record], name: str, scale: str, multiplier: float) -> list[Record]:
+    """The runs of a name of the comparison at a step size."""
     row, warm = COMPARED[name]
-    return select(records, scale, row=row, warmup=warm, multiplier=BEST[name])
+    return select(records, scale, row=row, warmup=warm, multiplier=multiplier)
 
 
 def noise(

@@ -60,15 +60,19 @@ _FAMILY = re.compile(r"^(?:lib)?([a-z]+)")
 
 
 def read_descriptions(english: Path, german: Path) -> Iterator[Aligned]:
-    """Pair descriptions by md5, then paragraph by paragraph where both have as many."""
-    translated = {key: paragraphs for _, key, paragraphs in _descriptions(german)}
+    """Pair descriptions by md5, then paragraph by paragraph where both have as many.
+
+    They come in the order of the German list, which Debian's main archive alone has. The security archive lists
+    English ones, too, and others from day to day: in their order a pair's place would change with them.
+    """
+    originals = {key: paragraphs for _, key, paragraphs in _descriptions(english)}
     seen: set[str] = set()
-    for package, key, paragraphs in _descriptions(english):
-        others = translated.get(key, [])
-        if key in seen or len(others) != len(paragraphs):
+    for package, key, translated in _descriptions(german):
+        paragraphs = originals.get(key, [])
+        if key in seen or len(paragraphs) != len(translated):
             continue
         seen.add(key)
-        for source, target in zip(paragraphs, others, strict=True):
+        for source, target in zip(paragraphs, translated, strict=True):
             items, other_items = source.split("\n"), target.split("\n")
             if len(items) != len(other_items):
                 items, other_items = [source], [target]

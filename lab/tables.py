@@ -9,7 +9,7 @@ from lab import results
 from lab.experiments import COMPARED, SWEEP_ROWS, SWEPT, table_3_adam
 from lab.presets import SCALES
 from lab.results import Record
-from lab.table import ROWS, TABLE_2, TABLE_3
+from lab.rows import ROWS, TABLE_2, TABLE_3
 from lab.train import WAYS
 
 WAY_NAMES = {"last": "last weights", "mean": "mean of the last", "decayed": "decayed to zero"}
@@ -101,7 +101,9 @@ def gaps(records: list[Record]) -> dict[str, tuple[int, list[float]]]:
             runs = results.select(records, scale, row=row, warmup=warm, multiplier=multiplier)
             sides.append({run["config"]["seed"]: run for run in runs})
             names.append(f"{row}{'' if warm else ' without warm-up'} ×{multiplier:g}")
-        both = [results.tenths(sides[0][seed], sides[1][seed]) for seed in sides[0] if seed in sides[1]]
+        pairs = [(run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]]
+        # another order of the text makes other batches
+        both = [results.tenths(*pair) for pair in pairs if pair[0]["corpus"] == pair[1]["corpus"]]
         if both:
             means = [results.mean(tenth) for tenth in zip(*both, strict=True)]
             found[f"`{scale}`: {names[0]} − {names[1]}"] = (len(both), means)
@@ -151,51 +153,60 @@ def step_sizes(records: list[Record]) -> Table | None:
 def suspects(records: list[Record]) -> Table | None:
     """What may explain a difference: one change at a time."""
     rows = []
-    for scale, row, warm, what in (
-        ("quarter", "N", True, "N: absolute steps, full second moments, warm-up"),
-        ("quarter", "NF", True, "… factored"),
-        ("quarter", "O", True, "… and relative steps"),
-        ("quarter", "O", False, "… and no warm-up: O"),
-        ("quarter", "P", False, "… and momentum: P"),
-        ("quarter", "NF", False, "O with absolute steps"),
-        ("quarter", "B", True, "B: Adam with warm-up"),
-        ("quarter", "B", False, "… without"),
-        ("wide", "B", True, "B, four times the batch"),
-        ("wide", "O", False, "O, four times the batch"),
+    for row, warm, what in (
+        ("N", True, "N: absolute steps, full second moments, warm-up"),
+        ("NF", True, "… factored"),
+        ("O", True, "… and relative steps"),
+        ("O", False, "… and no warm-up: O"),
+        ("P", False, "… and momentum: P"),
+        ("NF", False, "O with absolute steps"),
+        ("B", True, "B: Adam with warm-up"),
+        ("B", False, "… without"),
     ):
-        for run in results.select(records, scale, row=row, warmup=warm, seed=0):
+        for run in results.select(records, "quarter", row=row, warmup=warm, seed=0):
             if run["config"]["multiplier"] not in {3.0, 6.0}:
                 continue
             losses = [number(results.dev_loss(run, way)) for way in WAYS]
             bleus = [number(results.test_bleu(run, way), 1) for way in WAYS]
             rows.append([what, f"×{run['config']['multiplier']:g}", f"{run['steps']:,}", *losses, *bleus])
     heads = ["run", "step size", "steps", *(f"{what}, {WAY_NAMES[way]}" for what in ("loss", "BLEU") for way in WAYS)]
-    note = "From N to O and P, Adam's warm-up, and the batch; one seed. A line with dots changes the one before it."
-    changed = any(r["config"]["row"]["name"] == "NF" or r["config"]["scale"]["name"] == "wide" for r in records)
+    note = "From N to O and P, and Adam's warm-up; one seed. A line with dots changes the one before it."
+    changed = any(r["config"]["row"]["name"] == "NF" for r in records)
     return Table("One change at a time", note, heads, rows) if changed else None
 
 
 def table_2(records: list[Record]) -> Table | None:
-    """All rows with and without warm-up."""
+    """The paper's BLEU of all rows beside our losses at `pattern`, where rows can fail, and at `mini`."""
     rows = []
-    loss, bleu = (results.noise(records, ("mini",), bleu=which) for which in (False, True))
+    failing = [pattern_losses(records, warm) for warm in (True, False)]
     for row in TABLE_2:
-        both = [results.select(records, "mini", row=row.name, warmup=warm) for warm in (True, False)]
-        if any(both):
-            paper = ["diverged" if math.isnan(value) else f"{value:.1f}" for value in (row.warm, row.cold)]
-            cells = _cells(records, both)
-            rows.append([row.name[0], row.describe(), *paper, *cells, "/".join(map(count_seeds, both))])
-    heads = ["", "optimizer", "paper, warm-up", "paper, none", "loss, warm-up", "loss, none", "BLEU, warm-up"]
-    scale = SCALES["mini"]
+        mini = [results.select(records, "mini", row=row.name, warmup=warm) for warm in (True, False)]
+        cells = [" ".join(f"{loss:.2f}" for loss in losses.get(row.name, ())) or "–" for losses in failing]
+        cells += [over_seeds(runs, results.noise(records, ("mini",), of=runs)) for runs in mini]
+        if set(cells) != {"–"}:
+            rows.append([row.name, row.describe(), *(papers_score(value) for value in (row.warm, row.cold)), *cells])
+    hard, easy = SCALES["pattern"], SCALES["mini"]
     note = (
-        f"{scale.steps:,} steps of {scale.tokens} + {scale.tokens} tokens, the paper's step size ×{scale.adaptive:g} "
-        f"(SGD ×1), {scale.test} test sentences. At this length BLEU says little more than whether a row learned: read "
-        "the dev loss. ± is half the 95 % interval of the mean over seeds, from one deviation for all rows that learn"
+        f"`pattern` is {hard.steps:,} steps of a {hard.shape.norm}-norm Transformer at ×{hard.adaptive:g}: the dev "
+        f"loss of each seed; a run that ends above {results.FAILED:.2f} has learned next to nothing. `mini` is "
+        f"{easy.steps:,} steps of a {easy.shape.norm}-norm Transformer at ×{easy.adaptive:g} (SGD ×1): the mean over "
+        "seeds ± half its 95 % interval, from one deviation for all rows that learn; for those that end more than "
+        f"{results.LEARNED:g} above the best it is that of all rows."
     )
-    if math.isfinite(loss.half(1)):
-        note += f": {loss.deviation:.3f} in loss and {bleu.deviation:.2f} in BLEU"
-    note += f". Rows that end more than {results.LEARNED:g} above the best are unsteady: there it is that of all rows."
-    return Table("Table 2 at `mini`", note, [*heads, "BLEU, none", "seeds"], rows, 2) if rows else None
+    found = [agreement(records, warm) for warm in (True, False)]
+    if found[0] and found[1]:
+        note += (
+            f" Spearman's rank correlation of rows A to P at `pattern` with the paper: {found[0]} with warm-up, "
+            f"{found[1]} without. The interval is Fisher's, over rows; the mean over the seeds stands for a row."
+        )
+    heads = ["", "optimizer", "paper, warm-up", "paper, none"]
+    heads += [f"loss at `{scale}`, {how}" for scale in ("pattern", "mini") for how in ("warm-up", "none")]
+    return Table("Table 2 at `pattern` and at `mini`", note, heads, rows, 2) if rows else None
+
+
+def papers_score(bleu: float) -> str:
+    """A cell of the paper's."""
+    return "diverged" if math.isnan(bleu) else f"{bleu:.1f}"
 
 
 PATTERN_ROWS = tuple(row for row in TABLE_2 if row.step != "sgd")
@@ -214,51 +225,6 @@ def agreement(records: list[Record], warm: bool) -> results.Correlation | None:
         return None
     papers = [row.warm if warm else row.cold for row in PATTERN_ROWS]
     return results.rank_correlation(papers, [-results.mean(losses[row.name]) for row in PATTERN_ROWS])
-
-
-def pattern(records: list[Record]) -> Table | None:
-    """Rows A to P, with and without warm-up, where rows can fail as in the paper."""
-    both = [pattern_losses(records, warm) for warm in (True, False)]
-    rows = []
-    for row in PATTERN_ROWS:
-        cells = [" ".join(f"{loss:.2f}" for loss in losses.get(row.name, ())) or "–" for losses in both]
-        if cells != ["–", "–"]:
-            rows.append([row.name, row.describe(), f"{row.warm:.1f}", f"{row.cold:.1f}", *cells])
-    found = [agreement(records, warm) for warm in (True, False)]
-    scale = SCALES["pattern"]
-    note = (
-        f"{scale.steps:,} steps of a {scale.shape.norm}-norm Transformer at ×{scale.adaptive:g}. The paper's BLEU, and "
-        f"the dev loss of each seed; a run that ends above {results.FAILED:.2f} has learned next to nothing."
-    )
-    if found[0] and found[1]:
-        note += (
-            f" Spearman's rank correlation over the {len(rows)} rows: {found[0]} with warm-up, {found[1]} without. The "
-            "interval is Fisher's, over rows; the mean over the seeds stands for a row."
-        )
-    heads = ["", "optimizer", "paper, warm-up", "paper, none", "loss, warm-up", "loss, none"]
-    return Table("Table 2 at `pattern`", note, heads, rows, 2) if rows else None
-
-
-def both_scales(records: list[Record]) -> Table | None:
-    """Table 2 at `pattern`, where rows can fail, and beside it the losses at `mini`."""
-    first, second = pattern(records), table_2(records)
-    if first is None or second is None:
-        return first or second
-    losses = {row[0]: row[4:6] for row in second.rows}
-    rows = [[*row, *losses.get(row[0], ["–", "–"])] for row in first.rows]
-    scale = SCALES["mini"]
-    note = (
-        f"{first.note} At `mini`, {scale.steps:,} steps of a {scale.shape.norm}-norm Transformer, ± is half the 95 % "
-        "interval of the mean over seeds."
-    )
-    heads = [f"loss at `{name}`, {how}" for name in ("pattern", "mini") for how in ("warm-up", "none")]
-    return Table("Table 2 at `pattern` and at `mini`", note, [*first.heads[:4], *heads], rows, 2)
-
-
-def _cells(records: list[Record], groups: list[list[Record]], tied: bool = True) -> list[str]:
-    """Dev loss at `mini` of each group of runs, then BLEU."""
-    return [over_seeds(runs, results.noise(records, ("mini",), bleu=bleu, tied=tied, of=runs), bleu=bleu)
-            for bleu in (False, True) for runs in groups]  # fmt: skip
 
 
 def stability(records: list[Record]) -> Table | None:
@@ -297,7 +263,8 @@ def table_3(records: list[Record]) -> Table | None:
         ours = [results.select(records, "mini", tied=False, embedding=embedding, row=row) for row in ("Adam", "O")]
         if any(ours):
             texts = {"scaled": ["1/√d", "√d"], "unit": ["1", "1"], "plain": ["1/√d", "1"]}[embedding]
-            cells = _cells(records, ours, tied=False)
+            cells = [over_seeds(runs, results.noise(records, ("mini",), bleu=bleu, tied=False, of=runs), bleu=bleu)
+                     for bleu in (False, True) for runs in ours]  # fmt: skip
             rows.append([*texts, *(f"{value:.1f}" for value in paper), *cells, "/".join(map(count_seeds, ours))])
     heads = ["initial deviation", "multiplier", "paper, Adam", "paper, Adafactor", "loss, Adam", "loss, Adafactor"]
     note = "Adam with warm-up (β₂ = 0.98) and Adafactor (row O) without; the softmax has a matrix of its own."
@@ -315,11 +282,10 @@ def papers_own(records: list[Record]) -> list[Table]:
     rows = []
     for row in TABLE_2:
         both = [results.select(records, "base", row=row.name, warmup=warm) for warm in (True, False)]
-        if any(both):
-            pairs = zip((row.warm, row.cold), both, strict=True)
-            rows.append([row.name, row.describe(), *(cell for pair in pairs for cell in _beside(*pair))])
+        pairs = zip((row.warm, row.cold), both, strict=True)
+        rows.append([row.name, row.describe(), *(cell for pair in pairs for cell in _beside(*pair))])
     heads = ["", "optimizer", "paper, warm-up", "measured", "paper, none", "measured"]
-    made = [Table("Table 2 at the paper's scale", note, heads, rows, 2)] if rows else []
+    made = [Table("Table 2 at the paper's scale", note, heads, rows, 2)] if results.select(records, "base") else []
     rows = []
     for embedding, paper in TABLE_3.items():
         both = [results.select(records, "base3", tied=False, embedding=embedding, row=row)
@@ -332,11 +298,10 @@ def papers_own(records: list[Record]) -> list[Table]:
 
 def _beside(paper: float, runs: list[Record]) -> list[str]:
     """The paper's BLEU, and those of the dev set that were measured."""
-    theirs = "diverged" if math.isnan(paper) else f"{paper:.1f}"
     if not runs or all(run["diverged"] for run in runs):
-        return [theirs, "diverged" if runs else "–"]
+        return [papers_score(paper), "diverged" if runs else "–"]
     found = [results.mean(results.bleu(run, way, "dev") for run in runs) for way in WAYS]
-    return [theirs, " / ".join(number(value, 1) for value in found)]
+    return [papers_score(paper), " / ".join(number(value, 1) for value in found)]
 
 
 def times(records: list[Record]) -> Table | None:

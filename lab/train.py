@@ -24,9 +24,9 @@ from lab.evaluate import bleu, held_out_loss, pack
 from lab.files import locked, write_atomically, write_text
 from lab.model import Transformer
 from lab.presets import Job
-from lab.records import commit, versions
+from lab.records import commit, find, versions
+from lab.rows import PAPER_STEPS, make_optimizer, schedule, schedule_2017, state_bytes
 from lab.sharded import Processes
-from lab.table import PAPER_STEPS, make_optimizer, schedule, schedule_2017, state_bytes
 
 WATCHED = "decoder.0.feed_forward.widen.weight"  # the matrix whose RMS(U) is recorded (Figure 1)
 CURVE_POINTS = 100
@@ -74,7 +74,7 @@ def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Tr
     """
     folder, processes = run_folder(job, options.cache), options.processes
     with locked(folder / "lock", wait=False) if processes.leader else nullcontext():
-        finished = read_record(folder / "record.json", job)
+        finished = read_record(folder / "record.json", job, corpus)
         processes.wait()
         if finished is not None:
             return finished
@@ -107,13 +107,11 @@ def run_folder(job: Job, cache: Path) -> Path:
     return cache / "runs" / job.name
 
 
-def read_record(path: Path, job: Job) -> dict[str, Any] | None:
-    """The record of a job if it is there and was made with the same configuration."""
+def read_record(path: Path, job: Job, corpus: Corpus) -> dict[str, Any] | None:
+    """The record of a job if it is there and was made with the same configuration on the same text."""
     if not path.exists():
         return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    same: bool = record["config"] == json.loads(json.dumps(job.config()))
-    return record if same else None
+    return find(job, [json.loads(path.read_text(encoding="utf-8"))], corpus.fingerprint())
 
 
 class Trainer:
@@ -123,6 +121,7 @@ class Trainer:
         """Build everything from the job's seed."""
         self.job, self.corpus, self.options = job, corpus, options
         self.folder = run_folder(job, options.cache)
+        self.text = {"name": corpus.name, "fingerprint": corpus.fingerprint()}
         self.vocabulary = vocabulary.train(corpus, job.scale.vocabulary, options.cache)
         encoded = options.cache / "encoded" / f"{corpus.name}-{corpus.fingerprint()}-{job.scale.vocabulary}"
         self.batches = Batches(corpus.train, self.vocabulary, job.scale.tokens, job.scale.longest, encoded)
@@ -141,18 +140,18 @@ class Trainer:
         self._cpu = time.process_time()
 
     def resume(self) -> None:
-        """Continue from the last checkpoint, if it is of this very job."""
+        """Continue from the last checkpoint, if it is of this very job and text."""
         path = self.folder / "checkpoint.pt"
         if not path.exists():
             return
         saved = torch.load(path, map_location=self.device, weights_only=True)
-        if saved["config"] != json.dumps(self.job.config()):
+        if saved["config"] != json.dumps(self.job.config()) or saved.get("text", self.text) != self.text:
             return
         self.processes.load(self.model, saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["generator"].cpu())
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["device_generator"].cpu())
+            torch.cuda.set_rng_state(saved["device_generator"].cpu(), self.device)
         self.progress, self.sums, self.found = Progress(**saved["progress"]), saved["sums"], saved["found"]
 
     def reach(self, way: str) -> None:
@@ -242,10 +241,11 @@ class Trainer:
         self._cpu = time.process_time()
         state = {
             "config": json.dumps(self.job.config()),
+            "text": self.text,
             "model": self.processes.whole(self.model.state_dict()),
             "optimizer": self.processes.whole(self.optimizer.state_dict()),
             "generator": torch.get_rng_state(),
-            "device_generator": torch.cuda.get_rng_state() if self.device.type == "cuda" else torch.empty(0),
+            "device_generator": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.empty(0),
             "progress": vars(self.progress),
             "sums": self.sums,
             "found": self.found,
@@ -302,7 +302,7 @@ class Trainer:
             "train_seconds": round(progress.seconds, 1),
             "evaluate_seconds": round(sum(found["seconds"] for found in self.found.values()), 1),
             "cpu_seconds": round(progress.cpu_seconds, 1),
-            "corpus": {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint()},
+            "corpus": self.text,
             "commit": commit(),
             "versions": versions(),
         }

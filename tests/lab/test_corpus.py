@@ -94,6 +94,24 @@ def test_the_three_sources_are_aligned(tmp_path: Path) -> None:
     assert package_family("foo-doc") == package_family("libfoo1") == "foo"
 
 
+def test_pairs_do_not_depend_on_which_archive_lists_a_package_first(tmp_path: Path) -> None:
+    def entry(package: str, number: int, language: str) -> str:
+        text = {"en": f"The package {package} prints pages.", "de": f"Das Paket {package} druckt die Seiten."}[language]
+        return f"Package: {package}\nDescription-md5: {number}\nDescription-{language}: headline\n {text}\n\n"
+
+    packages = ["anna", "bert", "carl", "dora"]
+    english = [entry(package, number, "en") for number, package in enumerate(packages)]
+    shared = entry("anna", 9, "en").replace("anna prints", "dora prints")  # of these duplicates the first is kept
+    (tmp_path / "de").write_text("".join(entry(package, i, "de") for i, package in enumerate(packages))
+                                 + entry("emil", 9, "de").replace("emil druckt", "anna druckt"))  # fmt: skip
+    found = []
+    for lists in ([*english, shared], [shared, english[3], *english], [english[2], *english, shared]):
+        (tmp_path / "en").write_text("".join(lists))
+        found.append(clean(read_descriptions(tmp_path / "en", tmp_path / "de"))[0])
+    assert [pair.document for pair in found[0]] == packages
+    assert found[0] == found[1] == found[2]
+
+
 def _documents() -> list[Pair]:
     """Documents of five sentences of random words; every tenth sentence also stands in the next document."""
     draw = random.Random(0)

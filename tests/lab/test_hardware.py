@@ -1,6 +1,8 @@
 """The paper's own setting, as it goes on real hardware: shrunk, on a CPU, with files made for it."""
 
 import argparse
+import math
+import re
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -12,15 +14,18 @@ import numpy as np
 import pytest
 import torch
 
+from adafactor import Adafactor
 from lab import records, vocabulary
 from lab.__main__ import _devices, main
 from lab.batches import Batches
 from lab.corpus import Corpus, generated_corpus
 from lab.experiments import table_3
 from lab.model import SelfAttention, Transformer
-from lab.presets import SCALES
+from lab.pool import run_missing
+from lab.presets import SCALES, Job
+from lab.rows import ROWS, TABLE_2, schedule_2017
 from lab.sharded import Processes
-from lab.table import ROWS, schedule_2017
+from lab.train import Options, Trainer
 
 TINY = replace(SCALES["tiny"], steps=6, dev=0, test=0)
 
@@ -81,7 +86,16 @@ def test_a_table_of_own_files_runs_on_each_device_and_is_reported_beside_the_pap
     assert main() == 0
     text = page.read_text()
     assert "Table 2 at the paper" in text
-    assert "25.4" in text and "25.5" in text  # the paper's B with warm-up, and O without
+    table_2 = text.split("<h2>Table 2 at the paper")[1].split("</table>")[0]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in table_2.split("<tr>")[2:]]
+    assert [line[0] for line in cells] == [row.name for row in TABLE_2]
+    papers = [value for row in TABLE_2 for value in (row.warm, row.cold)]  # 44 cells
+    assert [cell for line in cells for cell in (line[2], line[4])] == [
+        "diverged" if math.isnan(value) else f"{value:.1f}" for value in papers
+    ]
+    measured = {line[0]: (line[3], line[5]) for line in cells}
+    assert measured.pop("B") != ("–", "–") != measured.pop("O")
+    assert set(measured.values()) == {("–", "–")}
     started.clear()
     monkeypatch.setattr(sys, "argv", table)
     assert main() == 0
@@ -114,16 +128,71 @@ def test_processes_draw_dropout_of_their_own_which_a_resumed_run_draws_again() -
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_checkpoint_has_the_generator_of_the_device_that_the_run_is_on(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.device] = []
+
+    def state(device: torch.device) -> torch.Tensor:
+        asked.append(device)
+        return torch.empty(0)
+
+    monkeypatch.setattr(torch.cuda, "get_rng_state", state)
+    trainer = Trainer(Job("O", TINY, False, corpus="generated"), corpus, Options(tmp_path))
+    trainer.device = torch.device("cuda:3")  # no such device is here: only what a checkpoint asks it for
+    trainer.checkpoint()
+    assert asked == [torch.device("cuda:3")]
+
+
 def test_inner_dropout_acts_on_attention_and_relu_in_training_alone() -> None:
     torch.manual_seed(0)
     shape = replace(TINY.shape, inner_dropout=0.5)
     layer = Transformer(shape, 50).layers("decoder")[0]
-    for module in (layer.attention, layer.feed_forward):
-        x = torch.randn(2, 7, shape.width)
-        inputs = (x, None) if isinstance(module, SelfAttention) else (x,)
+    for module in (layer.attention, layer.other, layer.feed_forward):
+        x, mask = torch.randn(2, 7, shape.width), torch.ones(2, 1, 1, 7, dtype=torch.bool)
+        inputs: tuple[Any, ...] = (x, None) if isinstance(module, SelfAttention) else (x,)
+        inputs = (x, layer.other.read(x), mask) if module is layer.other else inputs
         assert not torch.equal(module(*inputs), module(*inputs))
         module.eval()
         assert torch.equal(module(*inputs), module(*inputs))
+
+
+def test_base_drops_out_where_tensor2tensor_does_and_is_evaluated_in_three_ways() -> None:
+    for scale in (SCALES["base"], SCALES["base3"]):
+        assert scale.shape.dropout == scale.shape.inner_dropout == 0.1
+        assert scale.branch == scale.steps // 10, "so that the mean and the decayed weights are evaluated, too"
+        assert scale.dev == 3000, "all of newstest2013"
+
+
+def test_figures_of_all_parameters_are_read_only_where_the_curve_shows_them(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(Job("O", replace(TINY, steps=250), False, corpus="generated"), corpus, Options(tmp_path))
+    asked: list[int] = []
+    report = Adafactor.report
+
+    def noted(self: Adafactor) -> Any:
+        asked.append(trainer.progress.step)
+        return report(self)
+
+    monkeypatch.setattr(Adafactor, "report", noted)
+    trainer.train(until=10)
+    assert asked == [1, 4, 7, 10]
+
+
+def test_jobs_go_to_the_slots_with_their_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def start(words: list[str], **streams: Any) -> Any:
+        started.append(words)
+        return SimpleNamespace(poll=lambda: 1 if len(started) > 1 else None, returncode=1)  # the first waits
+
+    monkeypatch.setattr("lab.pool.subprocess", SimpleNamespace(Popen=start))
+    jobs = [Job(row, TINY, False, corpus="generated") for row in "ABO"]
+    slots = [["--device", "cuda:0"], ["--device", "cuda:1"]]
+    assert sorted(run_missing(jobs, tmp_path, tmp_path, None, slots)) == sorted(job.name for job in jobs)
+    assert [words[-1] for words in started[:2]] == ["cuda:0", "cuda:1"]
+    assert [words[4] for words in started] == ["A", "B", "O"]
 
 
 def test_table_3_at_the_papers_scale_has_its_batch_length_and_schedules() -> None:

@@ -13,11 +13,14 @@ from lab.charts import Chart, Line, frame, ticks
 from lab.clean import Pair
 from lab.corpus import Corpus, help_texts
 from lab.evaluate import pack
+from lab.experiments import UNTUNED
 from lab.files import put_between
+from lab.page import marked
 from lab.presets import SCALES, Job
 from lab.progress import STALE, at_work, spark, table
 from lab.records import RECORDS
-from lab.report import MARKS, documents, marked
+from lab.report import DOCS, MARKS, documents, render
+from lab.rows import schedule
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +50,16 @@ def test_the_demo_shows_curves_costs_and_the_worst_translation() -> None:
     assert len(said) == demo.SHOWN
     assert (ranks[0], ranks[-1]) == (1, 30)
     assert said[0][0] == "sentence 17"
+
+
+def test_the_demo_calls_scores_level_that_differ_by_less_than_their_intervals_and_names_the_page() -> None:
+    records = [_record(row, ["x"], 1) for row in "BO"]
+    records[1]["ways"]["decayed"]["bleu"]["test"]["all"] = 21.6
+    assert "With 1.6 BLEU between them, ± 1.7, the two are level within noise" in demo.verdict(records)
+    assert "docs/reproduction.md" in demo.verdict(records)
+    assert (DOCS / "reproduction.md").exists() and "make demo" in (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    scale = SCALES["demo"]
+    assert scale.adaptive == scale.relative == SCALES["mini"].adaptive, "one multiplier for all rows, as at `mini`"
 
 
 def test_help_texts_are_short_and_of_one_domain() -> None:
@@ -94,6 +107,30 @@ def test_the_documents_show_the_committed_records() -> None:
         page = document.read_text(encoding="utf-8")
         assert page.count(MARKS[0]) == page.count(MARKS[1]) == 1
         assert f"{MARKS[0]}\n{text}\n{MARKS[1]}" in page, f"python -m lab report --documents writes {document.name}"
+    assert (DOCS / "report.html").read_text(encoding="utf-8") == render(found)
+
+
+def test_the_table_of_clocks_is_that_of_the_scales() -> None:
+    page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 7]
+    lines = {first: ours for first, _, *ours in cells}
+    for column, name in enumerate(("long", "small", "mini", "pattern")):
+        scale, found = SCALES[name], {key: ours[column] for key, ours in lines.items()}
+        rates = [schedule(step, scale.steps, warmup=False) for step in range(1, scale.steps + 1)]
+        rho = [(UNTUNED["O"] if name == "long" else scale.relative) * rate for rate in rates]
+        assert float(found["Σρ, the relative path"]) == pytest.approx(sum(rho), rel=0.02)
+        assert float(found["Σρ²"]) == pytest.approx(sum(r**2 for r in rho), rel=0.02)
+        assert found["largest relative step"] == f"{100 * max(rho):g} %"
+        assert float(found["flat phase / window of β₂ = 0.999"]) == pytest.approx(scale.steps / 10 / 1000)
+        assert float(found["window of 1 − t^−0.8 at the end / run"]) == pytest.approx(scale.steps**-0.2, abs=0.006)
+        assert float(found["RMS(X₀) = 1/√width"]) == pytest.approx(scale.shape.width**-0.5, abs=0.0005)
+        assert int(found["vocabulary"].replace(",", "")) == scale.vocabulary
+        run = next(r for r in records.read(RECORDS, name) if r["config"]["scale"]["shape"]["tied"])
+        seen = run["tokens_per_second"] * run["train_seconds"] / (scale.steps + scale.branch * ("ways" in run))
+        weights = run["parameter_bytes"] / 4
+        assert float(found["parameters"][:3]) * 1e6 == pytest.approx(weights, abs=5e4)
+        tokens = seen * scale.steps / weights
+        assert float(found["tokens of both sides, a parameter"]) == pytest.approx(tokens, rel=0.03)
 
 
 def test_runs_at_work_are_those_that_said_something_and_have_no_record(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Intervals, verdicts, the range of good step sizes, significance."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab import claims, compare, pictures, tables
+from lab import claims, compare, pictures, report, tables
 from lab.clean import Pair
 from lab.evaluate import pack
 from lab.experiments import BEST, CLAIMED, COMPARED, UNTUNED, placed
@@ -38,6 +39,7 @@ def _record(job: Job, loss: float, bleu: float = 5.0, **ways: float) -> Record:
         "dev_loss": loss, "bleu": {"test": {"all": bleu}}, "curve": [[5, loss + 1], [10, loss]], "state_bytes": 10,
         "ways": {way: {"dev_loss": value, "bleu": {"test": {"all": bleu}}} for way, value in ways.items()},
         "train_seconds": 60.0, "evaluate_seconds": 0.0, "parameter_bytes": 100, "rms_update": {"values": []},
+        "corpus": {"name": "debian", "fingerprint": "of one"},
     }  # fmt: skip
 
 
@@ -126,16 +128,18 @@ def _pattern(seeds: int = 3) -> list[Record]:
 
 def test_the_answer_says_which_rows_do_not_do_as_in_the_paper() -> None:
     text = claims.answer(_pattern())
-    assert "Of its 8 rows that fail 8 fail here, and of its 8 that learn 7 learn (not B)." in text
+    assert "of its 8 rows that fail 8 fail here, and of its 8 that learn 7 learn (not B)." in text
     assert "No run is longer than 2,000 steps" in text and "**not decided at this scale**" in text
+    assert len(re.findall(r"\.(?:\s|$)", text)) == 5, "sentences"
     assert "rank correlation" not in claims.answer(_pattern()[:40]), "as long as rows are missing"
-    table = tables.pattern(_pattern())
+    table = tables.table_2(_pattern())
     assert table is not None and len(table.rows) == 16
-    assert table.rows[0] == ["A", "β₂ = 0.999", "25.6", "0.1", "4.74 4.75 4.76", "6.10 6.11 6.12"]
+    assert table.rows[0] == ["A", "β₂ = 0.999", "25.6", "0.1", "4.74 4.75 4.76", "6.10 6.11 6.12", "–", "–"]
     assert "Fisher" in table.note
-    assert tables.both_scales(_pattern()) == table
-    beside = tables.both_scales([*_pattern(), _record(Job("A", SCALES["mini"], True, 0), 4.0)])
+    sgd = [_record(Job("Q200", SCALES["mini"], warm, 0), 4.0) for warm in (True, False)]
+    beside = tables.table_2([*_pattern(), _record(Job("A", SCALES["mini"], True, 0), 4.0), *sgd])
     assert beside is not None and [row[6:] for row in beside.rows[:2]] == [["4.00", "–"], ["–", "–"]]
+    assert beside.rows[-1] == ["Q200", "SGD, lr = 200·s", "24.3", "diverged", "–", "–", "4.00", "4.00"]
 
 
 def test_the_pictures_are_drawn_from_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +229,12 @@ def test_the_headline_follows_the_decayed_weights_of_the_longest_runs(records: l
     found = {row[0]: row[1] for row in table.rows}
     assert next(v for claim, v in found.items() if claim.startswith("Adafactor without momentum or")) == verdict
     assert found["Row means alone (D) suffice"] == UNDECIDED
+
+
+def test_the_page_shows_the_runs_that_decide_the_headline() -> None:
+    page = report._headline([*_long(0.0), *_comparison(0.1)])
+    assert page.index("at <code>long</code></h2>") < page.index("at <code>small</code></h2>")
+    assert '<text class="title" x="6" y="18">Training loss, nothing tuned</text>' in page
 
 
 def test_no_interval_is_given_for_a_step_size_that_is_not_the_best() -> None:

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from lab import experiments, records
-from lab.corpus import Corpus, generated_corpus
+from lab.corpus import DEBIAN_12, Corpus, generated_corpus
 from lab.files import LockedError, locked
 from lab.model import Transformer
 from lab.pool import command, run_missing
 from lab.presets import SCALES, Job
 from lab.report import render
-from lab.table import ROWS, TABLE_2, make_optimizer, schedule, state_bytes
-from lab.train import Options, Progress, has_diverged, run, run_folder, thin
+from lab.rows import ROWS, TABLE_2, make_optimizer, schedule, state_bytes
+from lab.train import Options, Progress, Trainer, has_diverged, run, run_folder, thin
 
 TINY = SCALES["tiny"]
 ROOT = Path(__file__).parents[2]
@@ -180,6 +180,35 @@ def test_a_record_of_another_text_is_not_the_jobs() -> None:
     record = {"name": job.name, "config": json.loads(json.dumps(job.config())), "corpus": {"fingerprint": "of one"}}
     assert records.find(job, [record]) is records.find(job, [record], "of one") is record
     assert records.find(job, [record], "of another") is None
+
+
+def test_the_committed_records_are_those_of_debians_text_in_any_order_that_it_has_had() -> None:
+    jobs = experiments.everything()
+    committed = records.read(records.RECORDS)
+    recorded = {text: [job.name for job in jobs if records.find(job, committed, text)] for text in DEBIAN_12}
+    assert len(recorded["14b1382a3b03a0a6"]) > 300
+    assert all(names == recorded["14b1382a3b03a0a6"] for names in recorded.values())
+    assert not any(records.find(job, committed, "of another") for job in jobs)
+
+
+def test_reproduce_makes_every_record_that_the_page_rests_on() -> None:
+    names = {job.name for job in experiments.everything()}
+    committed = [record for record in records.read(records.RECORDS) if "rounding" not in record["config"]]
+    assert {record["config"]["scale"]["name"] for record in committed if record["name"] not in names} <= {"wide"}
+
+
+def test_neither_a_record_nor_a_checkpoint_of_another_text_is_taken_up(corpus: Corpus, tmp_path: Path) -> None:
+    job = _job(steps=5, dev=0, test=0)
+    other = Corpus("generated", corpus.train[:2000], corpus.dev, corpus.test)
+    first = run(job, other, Options(tmp_path))
+    again = run(job, corpus, Options(tmp_path))
+    assert [r["corpus"]["fingerprint"] for r in (first, again)] == [other.fingerprint(), corpus.fingerprint()]
+    begun = Trainer(job, other, Options(tmp_path))
+    begun.train(until=3)
+    taken = {text.fingerprint(): Trainer(job, text, Options(tmp_path)) for text in (corpus, other)}
+    for trainer in taken.values():
+        trainer.resume()
+    assert [trainer.progress.step for trainer in taken.values()] == [0, 3]
 
 
 def test_a_scales_records_are_one_file_with_a_line_for_each_run(tmp_path: Path) -> None:

@@ -1,5 +1,13 @@
-"""The pages' style sheet: light and dark, wide and narrow."""
+"""What the lab's HTML pages share: the frame, tables, charts side by side, bars, and the style sheet."""
 
+from __future__ import annotations
+
+import re
+from html import escape
+
+from lab.tables import Table
+
+# light and dark, wide and narrow
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2126; --soft: #5d6770; --line: #dde2e6; --page: #fff; --card: #f5f7f8;
   --c0: #1565c0; --c1: #c62828; --c2: #2e7d32; --c3: #7b4fb5; --c4: #b26a00; }
@@ -56,3 +64,51 @@ figcaption { font-size: .8rem; line-height: 1.7; } .key { margin-right: 1em; dis
   .claims td { border: 0; padding: .1rem 0; }
 }
 """
+
+
+def page(title: str, body: str) -> str:
+    """A whole page."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{escape(title)}</h1>{body}</body></html>\n"
+    )
+
+
+def marked(text: str) -> str:
+    """Text whose code and bold marks are Markdown's, as HTML."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text).replace("\n", "<br>")
+
+
+def section(table: Table | None, between: str = "") -> str:
+    """A heading, what to know, perhaps charts, and the table."""
+    if table is None:
+        return ""
+    return f"<h2>{marked(table.title)}</h2><p>{marked(table.note)}</p>{between}{html(table)}"
+
+
+def html(table: Table) -> str:
+    """The table alone; on a narrow screen it scrolls inside its frame."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
+    lines = []
+    for row in table.rows:
+        cells = (f'<td class="{"" if i < table.words else "n"}">{marked(c)}</td>' for i, c in enumerate(row))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def charts(found: list[str]) -> str:
+    """Charts side by side where there is room."""
+    return f'<div class="charts">{"".join(found)}</div>' if found else ""
+
+
+def bars(found: list[tuple[str, str, float, str]]) -> str:
+    """Horizontal bars: name, text, length as a part of the longest, style."""
+    lines = (
+        f'<span>{escape(name)}</span><span class="{style}"><span class="bar" style="width:{45 * part:.2f}%"></span>'
+        f"{escape(text)}</span>"
+        for name, text, part, style in found
+    )
+    return f'<div class="bars">{"".join(lines)}</div>'
