@@ -18,6 +18,7 @@ pytest.importorskip("adafactor.kernels.cpu.native", exc_type=ImportError)
 from adafactor import Adafactor  # noqa: E402
 from adafactor.core import momentum as core  # noqa: E402
 from adafactor.core.rounding import keys, random_words, roots  # noqa: E402
+from adafactor.kernels import cpu  # noqa: E402
 from adafactor.kernels.cpu.native import jobs, lines, momentum  # noqa: E402
 from tests import inside  # noqa: E402
 from tests.attack import reference  # noqa: E402
@@ -38,7 +39,7 @@ def parameters(dtype: torch.dtype = torch.float32, shapes: Any = SHAPES) -> list
 def set_gradients(params: list[Parameter], seed: int) -> None:
     draws = torch.Generator().manual_seed(seed)
     for p in params:
-        p.grad = torch.randn(p.shape, generator=draws).to(p.dtype)
+        p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=draws))  # in the order of its parameter
 
 
 def train(params: list[Parameter], steps: int = 3, **keywords: Any) -> Adafactor:
@@ -60,7 +61,7 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 def cases(dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     stored = ("nearest", "stochastic", "kahan") if dtype.itemsize == 2 else ("nearest",)
     for of, at_random, factored, rounding in product(
-        ("update", "direction"), ("stochastic", "nearest"), ("outer", False), stored
+        ("update", "direction", "gradient"), ("stochastic", "nearest"), ("outer", False), stored
     ):
         yield {"momentum_of": of, "momentum_rounding": at_random, "factored": factored, "rounding": rounding}
 
@@ -77,29 +78,36 @@ def units_apart(state: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[flo
 @DTYPES
 @FORMATS
 def test_a_step_is_eagers_to_a_unit_of_the_momentum(format: str, dtype: torch.dtype) -> None:
-    """From the same X and state, again and again; by the same random numbers, so that few are rounded otherwise."""
     for keywords in cases(dtype):
-        params = parameters(dtype)
-        optimizer = Adafactor(
-            params, backend="eager", beta1=0.9, momentum_dtype=format, weight_decay=0.1, seed=3, **keywords
-        )
-        for t in range(3):
-            others = [Parameter(p.detach().clone()) for p in params]
-            compiled = Adafactor(
-                others, backend="cpu", beta1=0.9, momentum_dtype=format, weight_decay=0.1, seed=3, **keywords
-            )
-            compiled.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            for some, stepped in ((params, optimizer), (others, compiled)):
-                set_gradients(some, t)
-                stepped.step()
-            for p, q in zip(params, others, strict=True):
-                told = f"{tuple(p.shape)} {keywords}, step {t}"
-                unit = torch.finfo(p.dtype).eps * p.detach().abs().double() * (dtype.itemsize == 2)
-                limit = 4 * torch.finfo(dtype if dtype == torch.float64 else torch.float32).eps + unit
-                assert bool(((p.double() - q.double()).abs() <= limit).all()), told
-                if "momentum_int8" in optimizer.state[p] or format == "bfloat16":
-                    furthest, share = units_apart(compiled.state[q], optimizer.state[p])
-                    assert furthest <= 1.01 and share <= 0.002, told
+        compare(format, dtype, {**keywords, "weight_decay": 0.1})
+
+
+def compare(
+    format: str,
+    dtype: torch.dtype,
+    keywords: dict[str, Any],
+    shapes: Any = SHAPES,
+    lay: Callable[[Tensor], Tensor] = lambda t: t,
+) -> None:
+    """From the same X and state, again and again; by the same random numbers, so that few are rounded otherwise."""
+    given = {"beta1": 0.9, "momentum_dtype": format, "seed": 3, **keywords}
+    params = [Parameter(lay(p.detach())) for p in parameters(dtype, shapes)]
+    optimizer = Adafactor(params, backend="eager", **given)
+    for t in range(3):
+        others = [Parameter(p.detach().clone()) for p in params]
+        compiled = Adafactor(others, backend="cpu", **given)
+        compiled.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for some, stepped in ((params, optimizer), (others, compiled)):
+            set_gradients(some, t)
+            stepped.step()
+        for p, q in zip(params, others, strict=True):
+            told = f"{tuple(p.shape)} {keywords}, step {t}"
+            unit = torch.finfo(p.dtype).eps * p.detach().abs().double() * (dtype.itemsize == 2)
+            limit = 4 * torch.finfo(dtype if dtype == torch.float64 else torch.float32).eps + unit
+            assert p.stride() == q.stride() and bool(((p.double() - q.double()).abs() <= limit).all()), told
+            if "momentum_int8" in optimizer.state[p] or format == "bfloat16":
+                furthest, share = units_apart(compiled.state[q], optimizer.state[p])
+                assert furthest <= 1.01 and share <= 0.002, told
 
 
 @pytest.mark.parametrize("at_random", [True, False], ids=["stochastic", "nearest"])
@@ -135,7 +143,7 @@ def _average(table: Any, m: Any, values: Any, ones: Any, first: int) -> None:
     """Average G into a momentum of zeros, with a weight of 1."""
     part, one = jobs.Stretch(ones, ones, m, 0, values, ones, first, 1), ones[0]
     rates, draws = lines.Rates(one, one, one, one, one), lines.draws_of(table[0], first, 1)
-    lines.descend(ones.copy(), m, part, one, True, rates, draws)
+    lines.descend(table[0], part, ones.copy(), m, values, one, True, rates, draws)
 
 
 @unmanaged
@@ -150,9 +158,11 @@ def _encode_and_decode(table: Any, m: Any, values: Any, loaded: Any, first: int)
 
 @pytest.mark.parametrize("alone", [2**22, 0], ids=["a tensor to a thread", "threads share a tensor"])
 @pytest.mark.parametrize("factored", ["outer", False], ids=str)
+@pytest.mark.parametrize("of", ["update", "gradient"])
 @FORMATS
 def test_threads_do_not_change_the_bits(
     format: str,
+    of: str,
     factored: str | bool,
     alone: int,
     threads: Callable[[int], None],
@@ -164,17 +174,18 @@ def test_threads_do_not_change_the_bits(
     ends = []
     for count in (1, 2, 5):
         threads(count)
-        ends.append(everything(train(parameters(), 5, momentum_dtype=format, factored=factored)))
+        ends.append(everything(train(parameters(), 5, momentum_dtype=format, momentum_of=of, factored=factored)))
     assert equal(ends[0], ends[1]) and equal(ends[0], ends[2])
 
 
+@pytest.mark.parametrize("of", ["update", "gradient"])
 @pytest.mark.parametrize("size", [256, 1000, 2**15])
 def test_blocks_of_an_unfactored_tensor_stay_whole_wherever_it_is_cut(
-    size: int, small_units: Callable[[int], None]
+    size: int, of: str, small_units: Callable[[int], None]
 ) -> None:
     """Chunks end anywhere: also in the middle of a block, of a line, or of a block that is longer than a chunk."""
     shapes = [(40, 200), (64, 63), (30, 17, 3, 3), (3, 3, 700)]
-    keywords: dict[str, Any] = {"factored": False, "momentum_dtype": "int8"}
+    keywords: dict[str, Any] = {"factored": False, "momentum_dtype": "int8", "momentum_of": of}
     whole = train(parameters(shapes=shapes), **keywords)
     small_units(size)
     for one, other in zip(everything(whole), everything(train(parameters(shapes=shapes), **keywords)), strict=True):
@@ -184,11 +195,12 @@ def test_blocks_of_an_unfactored_tensor_stay_whole_wherever_it_is_cut(
     train(parameters(shapes=shapes), axes=(0, 1), **keywords)
 
 
+@pytest.mark.parametrize("of", ["update", "gradient"])
 @FORMATS
-def test_a_gradient_that_is_not_finite_changes_nothing(format: str) -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing(format: str, of: str) -> None:
     for how in ("skip", "raise"):
         params = parameters()
-        optimizer = train(params, momentum_dtype=format, on_nonfinite=how)
+        optimizer = train(params, momentum_dtype=format, momentum_of=of, on_nonfinite=how)
         before = everything(optimizer)
         for p in params:
             assert p.grad is not None
@@ -204,7 +216,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(format: str) -> None:
     assert params[0].isnan().any()
 
 
-@pytest.mark.parametrize("keywords", [{}, {"on_nonfinite": "raise"}, {"momentum_of": "direction"}], ids=str)
+@pytest.mark.parametrize(
+    "keywords", [{}, {"on_nonfinite": "raise"}, {"momentum_of": "direction"}, {"momentum_of": "gradient"}], ids=str
+)
 @FORMATS
 def test_the_sum_of_squares_that_is_carried_over_is_the_one_that_is_read(format: str, keywords: dict[str, Any]) -> None:
     ends = []
@@ -221,7 +235,7 @@ def test_the_sum_of_squares_that_is_carried_over_is_the_one_that_is_read(format:
     assert equal(*ends)
 
 
-@pytest.mark.parametrize("of", ["update", "direction"])
+@pytest.mark.parametrize("of", ["update", "direction", "gradient"])
 @pytest.mark.parametrize("by", ["rho", "alpha"])
 @FORMATS
 def test_what_somebody_writes_to_a_parameter_between_steps_is_honoured(format: str, by: str, of: str) -> None:
@@ -244,31 +258,91 @@ def test_what_somebody_writes_to_a_parameter_between_steps_is_honoured(format: s
     assert np.abs(m - right_m).max() <= 0.02 * np.abs(right_m).max()
 
 
-def test_what_it_leaves_to_eager_is_named() -> None:
-    turned = Parameter(torch.ones(200, 40).T)
-    for p, format, of, why in (
-        (Parameter(torch.ones(40, 200)), "bfloat16", "gradient", "its momentum of the gradient is kept in bfloat16"),
-        (Parameter(torch.ones(40, 200)), "int8", "gradient", "its momentum of the gradient is kept in int8"),
-        (turned, "int8", "update", "the blocks of its int8 momentum are not side by side in memory"),
-    ):
-        p.grad = torch.ones_like(p)
-        with pytest.raises(ValueError, match=why):
-            Adafactor([p], backend="cpu", beta1=0.9, momentum_of=of, momentum_dtype=format).step()
-    turned.grad = torch.ones_like(turned)
-    Adafactor([turned], backend="cpu", beta1=0.9, momentum_dtype="bfloat16").step()
-    small = Parameter(torch.ones(8, 9))
-    small.grad = torch.ones_like(small)
-    Adafactor([small], backend="cpu", beta1=0.9, momentum_of="gradient", momentum_dtype="int8").step()
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "reversed": lambda t: t.permute(*range(t.dim())[::-1]).contiguous().permute(*range(t.dim())[::-1]),
+    "inner first": lambda t: t.movedim(-1, 0).contiguous().movedim(0, -1),
+    "inner second": lambda t: t.movedim(-1, 1).contiguous().movedim(1, -1),
+}
+
+
+# A dtype, what is averaged, the estimator and the rounding of X: each of them with each of LAYOUTS.
+KINDS: list[tuple[torch.dtype, str, str | bool, str]] = [
+    (torch.float32, "update", "outer", "nearest"),
+    (torch.float32, "gradient", "outer", "nearest"),
+    (torch.bfloat16, "gradient", "column", "kahan"),
+    (torch.bfloat16, "gradient", False, "stochastic"),
+    (torch.bfloat16, "direction", False, "nearest"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@FORMATS
+def test_no_order_in_memory_changes_the_step(format: str, layout: str) -> None:
+    """Where blocks are not side by side, and elements not numbered in even steps: as eager PyTorch does it."""
+    for dtype, of, factored, rounding in KINDS:
+        keywords = {"momentum_of": of, "factored": factored, "rounding": rounding, "weight_decay": 0.1}
+        compare(format, dtype, keywords, shapes=SHAPES[:-1], lay=LAYOUTS[layout])
+    compare(format, torch.float32, {"axes": (0, 1)}, shapes=[(9, 8, 70)], lay=LAYOUTS[layout])
+
+
+@FORMATS
+def test_neighbours_that_are_far_apart_in_the_tensor_have_their_own_random_numbers(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 32 bits of a line's numbers: that takes a tensor of gigabytes, or a smaller limit."""
+    monkeypatch.setattr(cpu.blocks, "LONGEST_STEP", 100)
+    for of in ("update", "gradient"):
+        compare(format, torch.float32, {"momentum_of": of}, shapes=[(40, 200)], lay=LAYOUTS["transposed"])
+
+
+@pytest.mark.parametrize("of", ["update", "gradient"])
+def test_threads_do_not_change_the_bits_of_blocks(
+    of: str, threads: Callable[[int], None], small_units: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_units(256)
+    inside.leave_to_one_thread(monkeypatch, 0)
+    ends = []
+    for count in (1, 3):
+        threads(count)
+        params = [Parameter(LAYOUTS["transposed"](p.detach())) for p in parameters(shapes=SHAPES[:5])]
+        ends.append(everything(train(params, 3, momentum_dtype="int8", momentum_of=of)))
+    assert equal(*ends)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_in_blocks() -> None:
+    params = [Parameter(LAYOUTS["transposed"](p.detach())) for p in parameters(shapes=SHAPES[:5])]
+    optimizer = train(params, momentum_dtype="int8", momentum_of="gradient")
+    before = everything(optimizer)
+    for p in params:
+        assert p.grad is not None
+        p.grad[(-1,) * p.dim()] = float("nan")
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        optimizer.step()
+        optimizer.report()
+    assert equal(before, everything(optimizer))
+
+
+@pytest.mark.parametrize("shape", [(300,), (40, 200)], ids=str)
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+def test_squares_of_a_momentum_may_leave_float32_where_it_does_not(format: str, shape: tuple[int, ...]) -> None:
+    rms = {}
+    for backend in ("eager", "cpu"):
+        p = Parameter(torch.ones(shape))
+        optimizer = Adafactor([p], backend=backend, beta1=0.9, momentum_of="gradient", momentum_dtype=format)
+        for _ in range(2):
+            p.grad = torch.linspace(0.1, 1, p.numel()).view(shape)
+            optimizer.step()
+            for key in ("momentum", "momentum_scale"):
+                optimizer.state[p].get(key, torch.ones(())).mul_(1e25)
+        (record,) = optimizer.report()
+        rms[backend] = record.rms_update
+    assert rms["cpu"] == pytest.approx(rms["eager"], rel=1e-4 if format == "float32" else 1e-2)
+    assert rms["cpu"] > 1e20
 
 
 def test_words_that_round_x_round_the_momentum_by_their_other_half() -> None:
     """X by the lower 16 bits, the momentum by the upper: drawn once for both."""
-    words = np.zeros(1000, np.uint32)
-    _draw(words)
+    words = random_words(torch.arange(1000), (5, 6)).numpy()
     low, high = (words & 0xFFFF).astype(float), (words >> 16).astype(float)
     assert abs(np.corrcoef(low, high)[0, 1]) < 0.15
-
-
-@njit
-def _draw(words: Any) -> None:
-    lines.draw(words, 0, 1, np.uint32(5), np.uint32(6))

@@ -78,13 +78,8 @@ def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
             return "its state has another order in memory"
     shape = tuple(x.shape)
     if isinstance(factoring, Factored):
-        order = factored_order(shape, x.stride(), form.stride, factoring.row_axis, factoring.col_axis)
-    else:
-        order = flat_order(shape, x.stride(), form.stride)
-    if draws_words(parameter) and isinstance(order, MemoryOrder):
-        if numbering(order, shape, parameter.shape, parameter.offset) is None:
-            return "its elements, in the order of memory, are not numbered in even steps, as stochastic rounding needs"
-    return order
+        return factored_order(shape, x.stride(), form.stride, factoring.row_axis, factoring.col_axis)
+    return flat_order(shape, x.stride(), form.stride)
 
 
 def draws_words(parameter: Parameter) -> bool:

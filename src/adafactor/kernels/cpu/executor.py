@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adafactor.core import momentum
 from adafactor.core.contract import Gradients, Parameter, Scale, Sums
 from adafactor.core.factoring import Factored
+from adafactor.core.momentum import blocks_of
 from adafactor.core.rounding import keys, roots
 from adafactor.core.settings import Settings
-from adafactor.kernels.cpu import native
+from adafactor.kernels.cpu import blocks, native
 from adafactor.kernels.cpu.native import jobs, parts
 from adafactor.kernels.memory_order import (
     MemoryOrder,
@@ -51,7 +51,7 @@ class Executor:
         self.jobs = jobs.new_jobs(len(self.parameters))
         self.where = self.jobs.ctypes.data
         self.rates = [self.jobs[name] for name in ("beta2", "w1", "w2", "rho", "share")]
-        self.offsets: list[Any] = []  # memory that jobs refer to by its address
+        self.tables: list[Any] = []  # memory that jobs refer to by its address
         orders = [_order(parameter) for parameter in self.parameters]
         described = list(zip(self.jobs, self.parameters, orders, strict=True))
         for job, parameter, order in described:
@@ -199,15 +199,17 @@ class Executor:
         job["clip"], job["count"], job["sign"] = s.clip or 0.0, factoring.count, -1 if s.maximize else 1
         job["x"], job["t"] = parameter.x.data_ptr(), state["step"].data_ptr()
         job["decays_by_alpha"] = s.weight_decay_by == "alpha"
-        if s.beta1:
-            self._describe_momentum(job, parameter)
         if parameter.rounding == "kahan":
             job["compensation"] = state["compensation"].data_ptr()
-        job["carries_x2"] = parameter.measures_x and order.can_carry_x2 and parameter.x.dtype in FULL_PRECISION
-        if draws_words(parameter):
+        if blocks.are_elsewhere(parameter, order):
+            self.tables += blocks.lay_out(job, parameter, order)
+        else:
+            job["carries_x2"] = parameter.measures_x and order.can_carry_x2 and parameter.x.dtype in FULL_PRECISION
             numbers = numbering(order, tuple(parameter.x.shape), parameter.shape, parameter.offset)
-            for name, value in zip(("origin", "nb", "np", "ns", "nq"), numbers or (), strict=True):
+            for name, value in zip(("origin", "nb", "np", "ns", "nq"), numbers or (), strict=False):
                 job[name] = value
+        if s.beta1:
+            self._describe_momentum(job, parameter)
         if isinstance(factoring, Factored):
             self._describe_factors(job, parameter, factoring, order)
         else:
@@ -215,17 +217,19 @@ class Executor:
 
     def _describe_momentum(self, job: Any, parameter: Parameter) -> None:
         """Describe how the momentum is stored."""
-        s, state = parameter.settings, parameter.state
-        blocks = momentum.blocks_of(parameter.factoring, s)
-        if blocks is not None:
-            line = prod(parameter.x.shape[blocks.axis :])
+        s, state, in_blocks = parameter.settings, parameter.state, blocks_of(parameter.factoring, parameter.settings)
+        if in_blocks is not None:
             job["m"], job["m_scales"] = state["momentum_int8"].data_ptr(), state["momentum_scale"].data_ptr()
-            job["block"], job["block_line"] = blocks.length * line // parameter.x.shape[blocks.axis], max(1, line)
             job["momentum_format"] = jobs.INT8
+            if not job["blocks"]:
+                job["block_line"] = prod(parameter.x.shape[in_blocks.axis :])
+                job["block"] = in_blocks.length * job["block_line"] // parameter.x.shape[in_blocks.axis]
+                job["stretch"] = job["room"] = job["block"]
         else:
             job["m"] = state["momentum"].data_ptr()
-            is_bfloat16 = state["momentum"].dtype == torch.bfloat16
-            job["momentum_format"] = jobs.BFLOAT16 if is_bfloat16 else jobs.AS_COMPUTED
+            if state["momentum"].dtype == torch.bfloat16:
+                job["momentum_format"] = jobs.BFLOAT16
+                job["stretch"] = job["room"] if s.momentum_of == "gradient" else job["stretch"]
         job["rounds_momentum_at_random"] = has_rounded_momentum(parameter) and s.momentum_rounding == "stochastic"
 
     def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, order: MemoryOrder) -> None:
@@ -240,8 +244,8 @@ class Executor:
                 job[f"{field}_state"] = factor.data_ptr()
                 in_order = factor.permute(_without(order.order, summed))
                 if not in_order.is_contiguous():
-                    offsets = _offsets(in_order)
-                    self.offsets.append(offsets)
+                    offsets = blocks.offsets_of(in_order.shape, in_order.stride())
+                    self.tables.append(offsets)
                     job[f"{field}_offsets"] = offsets.ctypes.data
 
     def _set_rates(self, settings: Settings, members: Any, counts: Any) -> None:
@@ -268,9 +272,3 @@ def _factors(factoring: Factored, order: MemoryOrder) -> Iterator[tuple[str, str
 def _without(order: tuple[int, ...], gone: int) -> list[int]:
     """The order of the axes that are left when one is gone, numbered anew."""
     return [axis - (axis > gone) for axis in order if axis != gone]
-
-
-def _offsets(t: Tensor) -> Any:
-    """Where each element of a tensor, row by row, lies in its memory."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return torch.arange(span, device="cpu").as_strided(t.shape, t.stride()).reshape(-1).numpy()

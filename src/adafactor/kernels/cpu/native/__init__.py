@@ -21,8 +21,9 @@ do not depend on the number of threads, and their sums are added in one order, s
 | `jobs` | the record of a tensor, its chunks, its lines, its scratch |
 | `intrinsics`, `elements` | instructions; numbers |
 | `lines`, `squares` | the innermost loops: those that step, and those that only sum |
-| `momentum` | a momentum in int8, read and rounded block by block |
+| `momentum` | the momentum of a stretch: read, averaged, rounded |
 | `moments`, `energy`, `factors`, `apply`, `carry` | what is done in each phase |
+| `blocks` | the same for tensors whose blocks do not follow their memory |
 | `parts` | these compiled for the types of a tensor |
 | `compiling`, `machine_code` | from Python to machine code; kept on disk, loaded from there |
 | `schedule` | threads: who does what when |

@@ -10,8 +10,9 @@ elsewhere is noticed while X is stepped, as the loop also sums what it finds: th
 between the right step and the one that was taken (√n = 1000 leaves an error of 1e-4 of one step), and the next step
 measures. A step after loading a checkpoint measures, too, and gets the same bits as the one that carries.
 
-A momentum of fewer bits is corrected as it was rounded. So is a step by the momentum of the direction: where somebody
-has written to X like this, it is off by what rounding that momentum takes away, times the difference.
+A momentum of fewer bits is corrected as it was rounded. So is a step by the momentum of the direction or of the
+gradient: where somebody has written to X like this, it is off by what rounding that momentum takes away, times the
+difference.
 
 A rank cannot correct a shard alone: the other ranks have stepped with the same total. So what was written to a shard
 behind torch's back, and not to the heaviest lines, makes one step too long or too short by the share that it has in
@@ -78,7 +79,7 @@ def measure_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = jobs.line_at(job, jobs.numerator(job), b, p, s)
+            line = jobs.line_at(job, b, p, s)
             for q in range(0, length, jobs.WIDTH):
                 x = view(job.x, line.x + q, min(jobs.WIDTH, length - q), kind.x)
                 total += squares.sum_of_squares(x, kind.sum)
@@ -93,8 +94,8 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
     so on, it is X·d'/d − (scale' − scale·d'/d)·U. Likewise with rate and M in place of scale and U, if M' − M is then
     subtracted, too.
     """
-    zero, one, size = narrow(0.0, kind.stat), narrow(1.0, kind.stat), jobs.stretch_length(job)
-    of, tile, averaged = jobs.numerator(job), view(scratch, 0, size, kind.stat), jobs.averages_updates(job)
+    zero, one, size = narrow(0.0, kind.stat), narrow(1.0, kind.stat), job.stretch
+    tile, averaged = view(scratch, 0, size, kind.stat), jobs.averages_updates(job)
     is_other_decay = job.decay != job.decay_used and job.decay_used != 0
     ratio = job.decay / job.decay_used if is_other_decay else 1.0
     of_u = job.w1 * job.rate * (job.scale - job.scale_used) if averaged else job.scale - job.scale_used * ratio
@@ -104,16 +105,16 @@ def correct_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) ->
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = jobs.line_at(job, of, b, p, s)
+            line = jobs.line_at(job, b, p, s)
             row = kind.row_scale(job, line, one, tile, kind.stat)
             for q in range(0, job.Q * job.K, size):
-                part = jobs.stretch_at(job, of, line, q, size, kind)
+                part = jobs.stretch_at(job, line, q, size, kind)
                 room = room_at(scratch, 1, size, len(part.x), kind.stat)
-                m = momentum.load(job, part, part.m, room.m)
+                m, g = kind.operands(job, part, room.m, phase)
                 draws = lines.draws_of(job, part.element, part.step)
                 if is_other_decay or of_m != 0:
-                    lines.descend(part.x, m, part, row, averaged, decay, draws)
-                lines.descend(part.x, m, part, row, False, Rates(to_x, one, one, one, one), draws)
+                    lines.descend(job, part, part.x, m, g, row, averaged, decay, draws)
+                lines.descend(job, part, part.x, m, g, row, False, Rates(to_x, one, one, one, one), draws)
                 if averaged and of_u != 0:
-                    lines.descend(m, m, part, row, False, Rates(to_m, one, one, one, one), draws)
+                    lines.descend(job, part, m, m, g, row, False, Rates(to_m, one, one, one, one), draws)
                     momentum.store(job, part, part.m, m, draws)

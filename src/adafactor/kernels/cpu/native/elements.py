@@ -25,6 +25,9 @@ class Kind(NamedTuple):
     m: Any
     sum: Any  # in which squares are summed: the statistics' type, or double where that has no room for them
     row_scale: Any  # `lines.scale_of_line`, or `lines.scales_of_slices` where lines consist of slices
+    operands: Any  # `momentum.beside_gradient`, or `momentum.of_gradient` where that takes the place of G
+    descend: Any  # `lines.descend` or `lines.descend_unfactored`
+    step: Any  # `apply.step_in_place`, or `apply.step_rounded` where X is computed elsewhere
 
 
 def stochastic(value: Any, word: Any, like: Any) -> Any:

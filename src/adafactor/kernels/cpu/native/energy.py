@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs, lines, squares
+from adafactor.kernels.cpu.native import jobs, momentum, squares
 from adafactor.kernels.cpu.native.compiling import as_written, summing
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, root, view
@@ -72,27 +72,15 @@ def energy_of_columns(job: Job, col: Array, means: Array, stat: Any) -> float:
 @summing
 def energy_of_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
     """Second pass: sum U² of a chunk."""
-    of, size, u2 = jobs.gradient(job), jobs.stretch_length(job), 0.0
-    averaged, weight = job.momentum == jobs.OF_GRADIENT, narrow(job.w1, kind.stat)
+    averaged, weight, size, u2 = job.momentum == jobs.OF_GRADIENT, narrow(job.w1, kind.stat), job.stretch, 0.0
     tile = view(scratch, 0, size, kind.stat)
     b, start, stop = jobs.span(job, chunk)
     for p in range(start, stop):
         for s in range(job.S):
-            line = jobs.line_at(job, of, b, p, s)
+            line = jobs.line_at(job, b, p, s)
             row = kind.row_scale(job, line, narrow(1.0, kind.stat), tile, kind.stat)
             for q in range(0, job.Q * job.K, size):
-                part = jobs.stretch_at(job, of, line, q, size, kind)
-                u2 += squares.energy_of(part, row, averaged, weight, kind.sum)
+                part = jobs.stretch_at(job, line, q, size, kind)
+                m = momentum.load(job, part, part.m, view(scratch, size, len(part.g), kind.stat))
+                u2 += squares.energy_of(part, m, row, averaged, weight, kind.sum)
     jobs.set_results(job, chunk, u2, 0.0, 0.0, 0.0)
-
-
-@summing
-def blend_lines(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Average a chunk of G into its momentum, before the last pass reads it."""
-    of, weight = jobs.gradient(job), narrow(job.w1, kind.stat)
-    b, start, stop = jobs.span(job, chunk)
-    for p in range(start, stop):
-        for s in range(job.S):
-            line = jobs.line_at(job, of, b, p, s)
-            part = jobs.stretch_at(job, of, line, 0, job.Q * job.K, kind)
-            lines.blend(part.m, part.g, weight)

@@ -50,6 +50,9 @@ class Job:
     gs: int
     rows: int  # P's per chunk
     chunks: int  # per B
+    tile: int  # numbers of a line of slices that are looked at together: 2ⁱ·K, about TILE
+    room: int  # numbers that are computed with elsewhere than in place, at a time
+    stretch: int  # numbers of a line that are looked at together
     # Choices.
     estimator: int
     swapped: int  # P is the paper's column axis
@@ -86,6 +89,11 @@ class Job:
     # Blocks of the momentum: the elements of one, and of a line, where a new one begins.
     block: int
     block_line: int
+    # Where they do not lie within lines of memory, their number, and tables of where they lie (see `blocks`).
+    blocks: int
+    block_axes: int
+    block_axis_count: int
+    block_offsets: int
     # Random numbers: the keys of this step; the number of X's first element, and what is added along B, P, S, Q·K.
     key1: int
     key2: int
@@ -134,7 +142,6 @@ class Job:
     moments: int
     moments_in_double: int
     factors: int
-    blend: int
     energy: int
     energy_in_double: int
     measure: int
@@ -180,7 +187,13 @@ def lay_out(job: Any, order: MemoryOrder) -> None:
     ends = [8 * end for end in accumulate(order.lengths, initial=0)]
     for name, value in zip((*GEOMETRY, *SCRATCH), (*geometry, *ends), strict=True):
         job[name] = value
-    job["block_line"] = max(1, int(job["Q"] * job["K"] if order.factored else job["P"]))
+    _, p, _, q, tile = order.sizes
+    line = q * tile
+    while 2 * tile <= min(line, TILE):  # long enough to vectorise; and 2ⁱ slices can be filled by doubling
+        tile *= 2
+    job["tile"], job["room"] = tile, tile if order.factored else TILE
+    job["stretch"] = WIDTH if order.sizes[4] == 1 else tile
+    job["block_line"] = max(1, line if order.factored else p)
 
 
 @as_written
@@ -193,17 +206,8 @@ def job_at(address: int) -> Job:
 # ---- lines
 
 
-class Source(NamedTuple):
-    """Where G lies, or the momentum in its place: an address, and strides along B, P, S."""
-
-    address: int
-    b: int
-    p: int
-    s: int
-
-
 class Line(NamedTuple):
-    """Where a line lies: its number, and where it begins in X, in the numerator of U and in 1/√C, in elements."""
+    """Where a line lies: its number, and where it begins in X, in G and in 1/√C, in elements."""
 
     number: int
     x: int
@@ -213,43 +217,16 @@ class Line(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A stretch of a line: X with its compensation, the momentum, the numerator of U, and 1/√C."""
+    """A stretch of a line: all that lies along it."""
 
     x: Array
     compensation: Array
     m: Array
-    first_scale: int  # the number of the momentum's first block
+    first_scale: int  # of the momentum's first block
     g: Array
-    col: Array
+    second: Array  # 1/√C; of an unfactored tensor V̂
     element: int  # the number of its first element, and what is added to it from one to the next
     step: int
-
-
-class Flat(NamedTuple):
-    """A stretch of an unfactored tensor: all that lies along it."""
-
-    x: Array
-    compensation: Array
-    m: Array
-    first_scale: int  # the number of the momentum's first block
-    g: Array
-    v: Array
-    element: int
-    step: int
-
-
-@summing
-def gradient(job: Job) -> Source:
-    """Say where G lies."""
-    return Source(job.g, job.gb, job.gp, job.gs)
-
-
-@summing
-def numerator(job: Job) -> Source:
-    """Say where the last pass finds the numerator of U: in the momentum of the gradient, if there is one, else in G."""
-    if job.momentum == OF_GRADIENT:
-        return Source(job.m, job.xb, job.xp, job.xs)
-    return gradient(job)
 
 
 @as_written
@@ -267,19 +244,19 @@ def span(job: Job, chunk: int) -> tuple[int, int, int]:
 
 
 @summing
-def line_at(job: Job, of: Source, b: int, p: int, s: int) -> Line:
+def line_at(job: Job, b: int, p: int, s: int) -> Line:
     """Return the line at p and s."""
     return Line(
         (b * job.P + p) * job.S + s,
         b * job.xb + p * job.xp + s * job.xs,
-        b * of.b + p * of.p + s * of.s,
+        b * job.gb + p * job.gp + s * job.gs,
         (b * job.S + s) * job.Q * job.K,
         job.origin + b * job.nb + p * job.np + s * job.ns,
     )
 
 
 @summing
-def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, kind: Kind) -> Stretch:
+def stretch_at(job: Job, line: Line, q: int, size: int, kind: Kind) -> Stretch:
     """Return at most `size` numbers of a line, from q on."""
     width = min(size, job.Q * job.K - q)
     return Stretch(
@@ -287,7 +264,7 @@ def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, kind: Kind) 
         view(job.compensation, line.x + q, width, kind.x),
         view(job.m, line.x + q, width, kind.m),
         first_scale(job, line.number, q),
-        view(of.address, line.g + q, width, kind.g),
+        view(job.g, line.g + q, width, kind.g),
         view(job.scratch + job.col_scale, line.col + q, width, kind.stat),
         line.element + q * job.nq,
         job.nq,
@@ -296,7 +273,7 @@ def stretch_at(job: Job, of: Source, line: Line, q: int, size: int, kind: Kind) 
 
 @summing
 def first_scale(job: Job, line: int, q: int) -> int:
-    """Return the number of the momentum's block that begins at q in a line: that of its scale."""
+    """Return the number of the momentum's block that q is in: that of its scale."""
     per_line = -(-job.block_line // job.block)
     return line * per_line + q // job.block
 
@@ -309,9 +286,9 @@ def next_block(job: Job, i: int) -> int:
 
 
 @summing
-def flat_at(job: Job, start: int, size: int, kind: Kind) -> Flat:
+def flat_at(job: Job, start: int, size: int, kind: Kind) -> Stretch:
     """Return `size` numbers of an unfactored tensor; V̂ stands in for a momentum that there is not."""
-    return Flat(
+    return Stretch(
         view(job.x, start, size, kind.x),
         view(job.compensation, start, size, kind.x),
         view(job.m if job.momentum != NONE else job.full, start, size, kind.m),
@@ -323,42 +300,13 @@ def flat_at(job: Job, start: int, size: int, kind: Kind) -> Flat:
     )
 
 
-@summing
-def tile_length(job: Job) -> int:
-    """Return the length of a tile: 2ⁱ·K numbers, about TILE.
-
-    That is long enough to vectorise when K is small; and a power of two of slices can be filled by doubling.
-    """
-    size = job.K
-    while 2 * size <= min(job.Q * job.K, TILE):
-        size *= 2
-    return size
-
-
-@summing
-def room_length(job: Job) -> int:
-    """Return how many numbers are computed with at a time where they are not in place: a tile, or an int8 block."""
-    return job.block if job.momentum_format == INT8 else tile_length(job)
-
-
-@summing
-def stretch_length(job: Job) -> int:
-    """Return how many numbers of a line are looked at together.
-
-    They are WIDTH, or a tile where slices are short (K > 1), or a block of the momentum.
-    """
-    if job.momentum_format == INT8:
-        return job.block
-    return WIDTH if job.K == 1 else tile_length(job)
-
-
 @as_written
 def thread_scratch(job: Job) -> int:
     """Return how many numbers a thread needs for a job, besides the job's own scratch.
 
-    They are the sums and the energy of a chunk's columns, six tiles, and a stretch of a line.
+    They are the sums and the energy of a chunk's columns, a line, eight tiles, and a stretch of a line.
     """
-    return 2 * job.S * job.Q * job.K + 6 * max(job.K, job.block, TILE) + WIDTH
+    return (2 * job.S + 1) * job.Q * job.K + 8 * max(job.K, job.block, TILE) + WIDTH
 
 
 # ---- sums

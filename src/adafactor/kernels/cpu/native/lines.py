@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.compiling import as_written, exactly, summing
 from adafactor.kernels.cpu.native.elements import is_remainder, mix, stochastic, stored
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, root, view, widen
-from adafactor.kernels.cpu.native.jobs import Flat, Job, Line, Stretch
+from adafactor.kernels.cpu.native.jobs import Job, Line, Stretch
 
 Scale = float | Array
 SPREAD = np.uint32(0x9E3779B1)  # spreads the upper half of an element's number, as in `rounding.random_words`
@@ -42,7 +41,7 @@ class Draws(NamedTuple):
     salt: np.uint32
     change: np.uint32
     key2: np.uint32
-    at_random: bool  # else no words are needed
+    at_random: bool  # the momentum is rounded by them; else only X may be
 
 
 @exactly
@@ -81,7 +80,7 @@ def blend(m: Array, g: Array, weight: float) -> None:
 
 @as_written
 def draws_of(job: Job, element: int, step: int) -> Draws:
-    """Return what the random words of a momentum's stretch are made of."""
+    """Return what the random words of a stretch are made of."""
     high = element >> 32
     salt = np.uint32(np.uint32(np.uint32(high) * SPREAD) ^ np.uint32(job.key1))
     next_salt = np.uint32(np.uint32(np.uint32(high + 1) * SPREAD) ^ np.uint32(job.key1))
@@ -97,12 +96,14 @@ def word_of(low: np.uint32, draws: Draws) -> Any:
 
 
 @exactly
-def descend(x: Array, m: Array, part: Stretch, row: Scale, averaged: bool, rates: Rates, draws: Draws) -> None:
-    """Step a stretch of a line: X·decay − scale·U, or X·decay − rate·M. What to compute with is in `x` and `m`.
+def descend(
+    job: Job, part: Stretch, x: Array, m: Array, g: Array, row: Scale, averaged: bool, rates: Rates, draws: Draws
+) -> None:
+    """Step a stretch of a line: X·decay − scale·U, or X·decay − rate·M, where U is made of `g`, and `m` becomes M.
 
     The scale comes last: with 1/√R alone it may leave float32 where U does not.
     """
-    g, col, decay, low = part.g, part.col, rates.decay, draws.low
+    col, decay, low = part.second, rates.decay, draws.low
     if averaged:
         for j in range(len(x)):
             u = update_of(g[j], pick(row, j), col[j], decay) * rates.scale
@@ -122,6 +123,8 @@ def descend_two(
     part1: Stretch,
     m0: Array,
     m1: Array,
+    g0: Array,
+    g1: Array,
     row0: Scale,
     row1: Scale,
     averaged: bool,
@@ -134,8 +137,7 @@ def descend_two(
     The step is X·decay − scale·U, or X·decay − rate·M with scale·U averaged into M. With decay = 1 and all other
     factors 0 it has length zero, and the loop does nothing but sum.
     """
-    x0, g0, col = part0.x, part0.g, part0.col
-    x1, g1, decay = part1.x, part1.g, rates.decay
+    x0, x1, col, decay = part0.x, part1.x, part0.second, rates.decay
     before, after, low0, low1 = narrow(0.0, decay), narrow(0.0, decay), draws0.low, draws1.low
     for j in range(len(col)):
         u0 = update_of(g0[j], pick(row0, j), col[j], decay) * rates.scale
@@ -173,34 +175,18 @@ def load_compensated(values: Array, x: Array, c: Array) -> None:
         values[j] = a + rest if is_remainder(rest, a, x[j]) else a
 
 
-@as_written
-def draw(words: Array, first: int, step: int, key1: np.uint32, key2: np.uint32) -> None:
-    """Compute the random words of elements that are numbered first, first + step, …, as `rounding.random_words` does.
-
-    A number has 64 bits. Its upper half changes rarely, so that a loop between two changes computes with 32 bits.
-    """
-    start = 0
-    while start < len(words):
-        number = first + start * step
-        until_change = (0xFFFFFFFF - (number & 0xFFFFFFFF)) // max(step, 1) + 1
-        salt = np.uint32(np.uint32(np.uint32(number >> 32) * SPREAD) ^ key1)
-        _draw_with_salt(words[start : start + until_change], np.uint32(number), np.uint32(step), salt, key2)
-        start += until_change
-
-
-@as_written
-def _draw_with_salt(words: Array, low: np.uint32, step: np.uint32, salt: np.uint32, key2: np.uint32) -> None:
-    """Do so where only the lower halves of the numbers differ."""
-    for j in range(len(words)):
-        words[j] = mix(np.uint32(low ^ salt), key2)
-        low = np.uint32(low + step)
-
-
 @exactly
-def store_stochastic(x: Array, values: Array, words: Array) -> None:
+def store_stochastic(x: Array, values: Array, draws: Draws) -> None:
     """Round each number to one neighbour or the other, as its random word says."""
+    low = draws.low
+    if np.int64(low) + np.int64(draws.step) * (len(values) - 1) < 2**32:  # nearly always: the salt does not change
+        for j in range(len(values)):
+            x[j] = stochastic(values[j], mix(np.uint32(low ^ draws.salt), draws.key2), x[j])
+            low = np.uint32(low + draws.step)
+        return
     for j in range(len(values)):
-        x[j] = stochastic(values[j], words[j], x[j])
+        x[j] = stochastic(values[j], word_of(low, draws), x[j])
+        low = np.uint32(low + draws.step)
 
 
 @exactly
@@ -233,27 +219,22 @@ def keep_and_fade(job: Job, stat: Any) -> tuple[float, float]:
 
 
 @exactly
-def descend_unfactored(x: Array, m: Array, flat: Flat, job: Job, draws: Draws) -> None:
-    """Step V̂ in the state, and X and the momentum, whose numbers to compute with are in `x` and `m`."""
-    g, v = flat.g, flat.v
-    w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
-    scale, decay, rate = narrow(job.scale, v[0]), narrow(job.decay, v[0]), narrow(job.rate, v[0])
-    of_gradient, of_update = job.momentum == jobs.OF_GRADIENT, jobs.averages_updates(job)
-    keep, fade = keep_and_fade(job, v[0])
-    low = draws.low
+def descend_unfactored(
+    job: Job, part: Stretch, x: Array, m: Array, g: Array, row: Scale, averaged: bool, rates: Rates, draws: Draws
+) -> None:
+    """Do the same to a stretch of an unfactored tensor, and step V̂ on the way."""
+    v, low, w2, eps1 = part.second, draws.low, narrow(job.w2, rates.scale), narrow(job.eps1, rates.scale)
+    keep, fade = keep_and_fade(job, eps1)
     for j in range(len(v)):
-        a = widen(g[j], eps1)
+        a, of_u = widen(part.g[j], eps1), widen(g[j], eps1)
         v[j] = averaged_square(v[j], a, keep, fade, w2, eps1)
-        if of_gradient:
-            a = average(widen(m[j], eps1), a, w1)
-            m[j] = stored(a, low, False, m[j])
-        u = a / root(v[j]) * scale
-        if of_update:
-            u = average(widen(m[j], eps1), u, w1)
+        u = of_u / root(v[j]) * rates.scale
+        if averaged:
+            u = average(widen(m[j], eps1), u, rates.w1)
             m[j] = stored(u, word_of(low, draws), draws.at_random, m[j])
             low = np.uint32(low + draws.step)
-            u = scaled(u, rate)
-        x[j] = narrow(stepped(widen(x[j], eps1), decay, u), x[j])
+            u = scaled(u, rates.rate)
+        x[j] = narrow(stepped(widen(x[j], eps1), rates.decay, u), x[j])
 
 
 # ---- vectors

@@ -15,11 +15,25 @@ import numpy as np
 import torch
 
 from adafactor.core.factoring import statistics_dtype
-from adafactor.kernels.cpu.native import apply, carry, compiling, energy, factors, jobs, lines, machine_code, moments
+from adafactor.kernels.cpu.native import (
+    apply,
+    blocks,
+    carry,
+    compiling,
+    energy,
+    factors,
+    jobs,
+    lines,
+    machine_code,
+    moments,
+    momentum,
+)
 from adafactor.kernels.cpu.native.elements import Kind
 from adafactor.kernels.cpu.native.intrinsics import Array
 
 STORED = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16, torch.float16: np.int16}
+# The functions of a kind, unless a tensor needs others.
+USUAL = lines.scale_of_line, momentum.beside_gradient, lines.descend, apply.step_in_place
 NAMES = {np.float32: "float32", np.float64: "float64", np.uint16: "bfloat16", np.int16: "float16", np.int8: "int8"}
 
 
@@ -39,44 +53,57 @@ def _needed(job: Any, x: Any, g: Any, stat: Any) -> Iterator[tuple[str, str, Any
 
     A part that depends on fewer types is compiled for the statistics' in place of the others.
     """
-    u = stat if job["momentum"] == jobs.OF_GRADIENT else g  # the numerator of U, in the last pass
     m = {jobs.AS_COMPUTED: stat, jobs.BFLOAT16: np.uint16, jobs.INT8: np.int8}[int(job["momentum_format"])]
-    tiled, rounded, is_narrow = job["K"] > 1, job["rounding"] != jobs.NEAREST, x in (np.uint16, np.int16)
+    by_blocks, of_gradient = job["blocks"] > 0, job["momentum"] == jobs.OF_GRADIENT
+    reads_blocks = by_blocks and of_gradient and m is np.int8  # before the last pass
+    alone, whole = Kind(stat, stat, stat, stat, stat, *USUAL), Kind(x, g, stat, m, stat, *USUAL)
+    if job["rounding"] != jobs.NEAREST:
+        whole = whole._replace(step=apply.step_rounded)
+    if of_gradient:
+        whole = whole._replace(operands=momentum.of_gradient)
     if job["measures_x"] and stat is np.float32:
-        yield "measure_in_double", *_part(carry.measure_lines, x, stat, stat, in_double=True)
+        yield "measure_in_double", *_part(carry.measure_lines, alone._replace(x=x, sum=np.float64))
     if job["estimator"] == jobs.FULL:
-        step = apply.apply_unfactored_rounded if rounded else apply.apply_unfactored
-        yield "moments", *_part(moments.moments_of_unfactored, x, g, stat)
-        yield "apply", *_part(step, x, g, stat, m=m)
+        first = blocks.moments_by_blocks if reads_blocks else moments.moments_of_unfactored
+        last = blocks.apply_by_blocks if by_blocks else apply.apply_unfactored
+        yield "moments", *_part(first, alone._replace(x=x, g=g, m=m if of_gradient else stat))
+        yield "apply", *_part(last, whole._replace(descend=lines.descend_unfactored))
         return
-    yield "moments", *_part(moments.moments_of_tiles if tiled else moments.moments_of_lines, stat, g, stat)
-    yield "moments_in_double", *_part(factors.moments_in_double, stat, g, stat)
-    yield "factors", *_part(factors.factors, stat, stat, stat)
-    if job["momentum"] == jobs.OF_GRADIENT:
-        yield "blend", *_part(energy.blend_lines, stat, g, stat)
-    if job["momentum"] == jobs.OF_GRADIENT or job["n_cols"] != job["Q"]:  # rows are not whole here
-        yield "energy", *_part(energy.energy_of_lines, stat, g, stat, tiled)
+    read, second = alone._replace(g=g), energy.energy_of_lines
+    yield "moments", *_part(moments.moments_of_lines if job["K"] == 1 else moments.moments_of_tiles, read)
+    yield "moments_in_double", *_part(factors.moments_in_double, read)
+    yield "factors", *_part(factors.factors, alone)
+    if of_gradient:
+        read = read._replace(m=m)
+    if reads_blocks:
+        read, second = read._replace(x=x), blocks.energy_by_blocks
+    elif job["K"] > 1:
+        read = read._replace(row_scale=lines.scales_of_slices)
+    if of_gradient or job["n_cols"] != job["Q"]:  # rows are not whole here
+        yield "energy", *_part(second, read)
     if stat is np.float32:
-        yield "energy_in_double", *_part(energy.energy_of_lines, stat, g, stat, tiled, in_double=True)
-    step = apply.apply_rounded if rounded else apply.apply_one_by_one if is_narrow else apply.apply_in_pairs
-    yield "apply", *_part(step, x, u, stat, tiled, m=m)
+        yield "energy_in_double", *_part(second, read._replace(sum=np.float64))
+    step = apply.apply_one_by_one if x in (np.uint16, np.int16) else apply.apply_in_pairs
+    if by_blocks:
+        step = blocks.apply_by_blocks
+    elif job["K"] > 1:
+        whole = whole._replace(row_scale=lines.scales_of_slices)
+    yield "apply", *_part(step, whole)
     if job["carries_x2"]:
-        yield "measure", *_part(step, x, u, stat, tiled, m=m)
-        yield "correct", *_part(carry.correct_lines, x, u, stat, tiled, m=m)
+        yield "measure", *_part(step, whole)
+        yield "correct", *_part(carry.correct_lines, whole)
     elif job["measures_x"]:
-        yield "measure", *_part(carry.measure_lines, x, stat, stat)
+        yield "measure", *_part(carry.measure_lines, alone._replace(x=x))
 
 
-def _part(
-    function: Any, x: Any, g: Any, stat: Any, tiled: bool = False, in_double: bool = False, m: Any = None
-) -> tuple[str, Any]:
+def _part(function: Any, kind: Kind) -> tuple[str, Any]:
     """Return the name of a part, and the function that is to be compiled."""
-    row_scale = lines.scales_of_slices if tiled else lines.scale_of_line
-    kind = Kind(x, g, stat, m or stat, np.float64 if in_double else stat, row_scale)
 
     def part(job: int, phase: int, chunk: int, scratch: int) -> None:
         function(jobs.job_at(job), phase, chunk, scratch, kind)
 
-    ways = [way for way, wanted in (("tiles", tiled), ("in_double", in_double)) if wanted]
-    ways += [] if kind.m is stat else [f"momentum_{NAMES[m]}"]
-    return "_".join([function.py_func.__name__, *(NAMES[dtype] for dtype in (x, g, stat)), *ways]), part
+    ways = [NAMES[dtype] for dtype in (kind.x, kind.g, kind.stat)]
+    ways += [] if kind.m is kind.stat else [f"momentum_{NAMES[kind.m]}"]
+    ways += [] if kind.sum is kind.stat else ["in_double"]
+    ways += [way.__name__ for way in kind[5:] if way not in USUAL]
+    return "_".join([function.__name__, *ways]), part

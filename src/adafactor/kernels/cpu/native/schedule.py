@@ -110,8 +110,6 @@ def take_chunk(address: int, phase: int, chunk: int, scratch: int) -> None:
         if job.estimator != jobs.FULL:
             call_at(job.factors, address, phase, chunk, scratch)
     else:
-        if phase == jobs.APPLY and job.blend:
-            call_at(job.blend, address, phase, chunk, scratch)
         call_at(part_of(job, phase), address, phase, chunk, scratch)
 
 

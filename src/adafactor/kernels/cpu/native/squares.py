@@ -7,22 +7,10 @@ from typing import Any
 from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.compiling import summing
 from adafactor.kernels.cpu.native.intrinsics import Array, narrow, pick, widen
-from adafactor.kernels.cpu.native.jobs import Flat, Job, Stretch
+from adafactor.kernels.cpu.native.jobs import Job, Stretch
 from adafactor.kernels.cpu.native.lines import Scale, average, averaged_square, keep_and_fade, update_of
 
 Four = tuple[Array, Array, Array, Array]
-
-
-@summing
-def squares(g: Array, col: Array) -> float:
-    """Add G² of one line to the columns; return its sum."""
-    total = narrow(0.0, col[0])
-    for j in range(len(g)):
-        a = widen(g[j], col[0])
-        q = a * a
-        total += q
-        col[j] += q
-    return total
 
 
 @summing
@@ -42,18 +30,6 @@ def squares_of_four(g: Four, col: Array) -> tuple[float, float, float, float]:
         t3 += q3
         col[j] += (q0 + q1) + (q2 + q3)
     return t0, t1, t2, t3
-
-
-@summing
-def squares_in_tiles(g: Array, col: Array, tile: Array) -> None:
-    """Add G² of a line of short slices to the columns, and to a tile, which is a whole number of slices long."""
-    for start in range(0, len(g), len(tile)):
-        part, sums = g[start : start + len(tile)], col[start : start + len(tile)]
-        for j in range(len(part)):
-            a = widen(part[j], tile[0])
-            q = a * a
-            tile[j] += q
-            sums[j] += q
 
 
 @summing
@@ -84,27 +60,18 @@ def sum_of_squares(x: Array, stat: Any) -> float:
 
 
 @summing
-def energy_of(part: Stretch, row: Scale, averaged: bool, weight: float, dtype: Any) -> float:
+def energy_of(part: Stretch, m: Array, row: Scale, averaged: bool, weight: float, dtype: Any) -> float:
     """Return ΣU² of a stretch of a line, of G or of its momentum as it will be."""
-    (g, m, col), total = (part.g, part.m, part.col), narrow(0.0, dtype)
+    g, col, total = part.g, part.second, narrow(0.0, dtype)
     if averaged:
         for j in range(len(g)):
-            u = update_of(average(m[j], widen(g[j], weight), weight), pick(row, j), col[j], dtype)
+            u = update_of(average(widen(m[j], weight), widen(g[j], weight), weight), pick(row, j), col[j], dtype)
             total += u * u
     else:
         for j in range(len(g)):
             u = update_of(g[j], pick(row, j), col[j], dtype)
             total += u * u
     return total
-
-
-@summing
-def add_column_energy(g: Array, row: Scale, energy: Array) -> None:
-    """Add (G·r)² of one line to the columns."""
-    for j in range(len(g)):
-        r = pick(row, j)
-        u = widen(g[j], r) * r
-        energy[j] += u * u
 
 
 @summing
@@ -118,9 +85,9 @@ def add_column_energy_of_four(g: Four, rows: tuple[Scale, Scale, Scale, Scale], 
 
 
 @summing
-def energy_of_unfactored(flat: Flat, job: Job, dtype: Any) -> tuple[float, float]:
+def energy_of_unfactored(part: Stretch, m: Array, job: Job, dtype: Any) -> tuple[float, float]:
     """Return ΣU² and the sum of a share of V̂, with V̂ and the momentum as they will be; nothing is written."""
-    g, v, m = flat.g, flat.v, flat.m
+    g, v = part.g, part.second
     w1, w2, eps1 = narrow(job.w1, v[0]), narrow(job.w2, v[0]), narrow(job.eps1, v[0])
     keep, fade = keep_and_fade(job, v[0])
     averaged, energy, seen = job.momentum == jobs.OF_GRADIENT, narrow(0.0, dtype), narrow(0.0, dtype)
@@ -128,7 +95,7 @@ def energy_of_unfactored(flat: Flat, job: Job, dtype: Any) -> tuple[float, float
     for j in range(len(v)):
         a = widen(g[j], eps1)
         new = widen(averaged_square(v[j], a, keep, fade, w2, eps1), dtype)
-        u = widen(average(m[j], a, w1) if averaged else a, dtype)
+        u = widen(average(widen(m[j], a), a, w1) if averaged else a, dtype)
         energy += u * u / new
         seen += new * share
     return energy, seen
