@@ -21,7 +21,13 @@ CASES = [
     ((5, 6, 7), (Shard(1),)),
     ((3, 8, 4), (Shard(0),)),
 ]
-BLOCKS = [((140, 128), (Shard(0),)), ((16, 256), (Shard(1),)), ((3, 12, 130), (Shard(1),))]  # of an int8 momentum
+BLOCKS = [  # of an int8 momentum
+    ((140, 128), (Shard(0),)),
+    ((16, 256), (Shard(1),)),
+    ((3, 12, 130), (Shard(1),)),
+    ((29, 16, 3, 3), (Shard(0),)),
+    ((30, 16, 3, 3), (Shard(1),)),
+]
 ROUNDED: dict[str, dict[str, Any]] = {
     "int8 momentum": {"beta1": 0.9, "momentum_dtype": "int8", "weight_decay": 0.1, "weight_decay_by": "alpha"},
     "bfloat16 momentum": {"beta1": 0.9, "momentum_of": "direction", "momentum_dtype": "bfloat16"},

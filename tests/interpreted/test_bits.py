@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import triton
@@ -67,8 +69,10 @@ def test_every_element_draws_its_own_random_number(shape: tuple[int, ...], trans
 SHAPES = [(37, 20), (64, 32), (2, 12, 16), (33,)]
 
 
-def run(dtype: torch.dtype = torch.float32, **keywords: object) -> list[Tensor]:
-    begin = starts(SHAPES, dtype)
+def run(
+    dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES, **keywords: object
+) -> list[Tensor]:
+    begin = starts(shapes, dtype)
     params, optimizer = train(begin, random_steps(begin, 2), **keywords)
     kept = [value for p in optimizer.param_groups[0]["params"] for value in optimizer.state[p].values()]
     return params + kept
@@ -79,7 +83,12 @@ first_seen: dict[str, list[Tensor]] = {}
 
 @pytest.mark.parametrize(
     "keywords",
-    [{}, {"dtype": torch.bfloat16, "rounding": "stochastic"}, {"beta1": 0.9, "momentum_of": "gradient"}],
+    [
+        {},
+        {"dtype": torch.bfloat16, "rounding": "stochastic"},
+        {"beta1": 0.9, "momentum_of": "gradient"},
+        {"shapes": [(30, 17, 3, 3), (9, 520)], "beta1": 0.9, "momentum_dtype": "int8"},
+    ],
     ids=str,
 )
 def test_programs_may_run_in_any_order(order: str, keywords: dict[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
@@ -17,15 +18,19 @@ BACKENDS = ("triton", "eager")
 F16, B16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 # narrow, with two elements in the last block; beyond a line, and again uneven; a stack; whole blocks; kept as it is
 SHAPES = [(37, 130), (10, 700), (3, 11, 200), (16, 384), (31,)]
+CONVOLUTION = (30, 17, 3, 3)  # a block is 8 × 9 elements, and the last one 1 × 9
 
 
-def read(state: dict[str, Tensor], axis: int) -> tuple[Tensor, Tensor]:
+def read(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The momentum as numbers, and the distance of neighbours in its format."""
     if "momentum" in state:
         value = state["momentum"].double()
         unit = torch.finfo(state["momentum"].dtype).eps * value.abs()
         return value, unit if state["momentum"].dtype == B16 else 1e-5 * value.abs().max().expand_as(value)
-    blocks = momentum.Blocks(axis, momentum.BLOCK)
+    axis = state["momentum_scale"].dim() - 1
+    behind = prod(state["momentum_int8"].shape[axis + 1 :])
+    length = max(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n == 1 or n * behind <= momentum.BLOCK)
+    blocks = momentum.Blocks(axis, length)
     one = torch.ones_like(state["momentum_int8"])
     value, unit = (momentum.decode(t, state["momentum_scale"], blocks).double() for t in (state["momentum_int8"], one))
     return value, unit
@@ -36,7 +41,7 @@ def check(begin: list[Tensor], grads: list[list[Tensor | None]], **keywords: Any
     (ours, optimizer), (theirs, other) = (train(begin, grads, name, **keywords) for name in BACKENDS)
     states = zip(_states(optimizer), _states(other), strict=True)
     for a, b, start, (one, two) in zip(ours, theirs, begin, states, strict=True):
-        (m, unit), (expected, _) = read(one, a.dim() - 1), read(two, a.dim() - 1)
+        (m, unit), (expected, _) = read(one), read(two)
         error = (m - expected).abs()
         assert (error <= 1.02 * unit.max()).all() and (error > 0.02 * unit + 1e-12).double().mean() < 0.02, keywords
         if "momentum_scale" in one:
@@ -65,17 +70,45 @@ X_AND_ROUNDING = [(F32, "nearest"), (F64, "nearest"), (B16, "stochastic"), (B16,
 @pytest.mark.parametrize(("x", "rounding"), X_AND_ROUNDING, ids=str)
 @pytest.mark.parametrize(("dtype", "to"), [*product(["bfloat16", "int8"], ["stochastic", "nearest"])])
 def test_every_dtype_and_rounding_of_x(x: torch.dtype, rounding: str, dtype: str, to: str) -> None:
-    begin = starts(SHAPES[1:3], x)
+    begin = starts([*SHAPES[1:3], CONVOLUTION], x)
     keywords = {"rounding": rounding, "momentum_dtype": dtype, "momentum_rounding": to, "lr": 0.1, "lr_decay": None}
     check(begin, random_steps(begin, 2), beta1=0.9, momentum_of="direction", maximize=True, **keywords)
 
 
 @pytest.mark.parametrize("of", ["update", "gradient", "direction"])
 def test_every_momentum_of_a_tensor_whose_v_is_kept_whole(of: str) -> None:
-    """Blocks are of whole lines of memory; a single row may end within a block."""
-    begin = starts([(33, 384), (1, 5000), (40, 128)])
+    """Blocks that are whole lines of memory, a single row that ends within a block, and rows that do."""
+    begin = starts([(33, 384), (1, 5000), (40, 128), (30, 200), CONVOLUTION])
     for dtype in ("bfloat16", "int8"):
         check(begin, random_steps(begin, 2), beta1=0.9, momentum_of=of, momentum_dtype=dtype, factored=False)
+
+
+@pytest.mark.parametrize("of", ["update", "gradient", "direction"])
+@pytest.mark.parametrize("factored", ["outer", "row", "column"])
+def test_blocks_that_are_no_runs_of_memory(of: str, factored: str) -> None:
+    """Convolutions row by row and channels last, a stack of columns, and a transposed matrix."""
+    begin = starts([CONVOLUTION, (16, 40, 3, 3), (3, 20, 70, 2), (40, 200)])
+    begin[1] = begin[1].to(memory_format=torch.channels_last)
+    begin[-1] = begin[-1].t().contiguous().t()
+    optimizer = check(
+        begin, random_steps(begin, 2), beta1=0.9, momentum_of=of, momentum_dtype="int8", factored=factored
+    )
+    assert all("momentum_int8" in state for state in _states(optimizer))
+
+
+def test_blocks_of_one_index_with_more_than_128_elements() -> None:
+    begin = starts([(5, 6, 140)])
+    check(begin, random_steps(begin, 2), beta1=0.9, momentum_of="gradient", momentum_dtype="int8", axes=(0, 1))
+
+
+def test_a_gradient_of_another_order_in_memory_is_stepped_with_blocks() -> None:
+    begin = starts([CONVOLUTION, (40, 200)])
+    steps = random_steps(begin, 2)
+    for step in steps:
+        convolution, matrix = step
+        assert convolution is not None and matrix is not None
+        step[:] = [convolution.to(memory_format=torch.channels_last), matrix.t().contiguous().t()]
+    check(begin, steps, beta1=0.9, momentum_dtype="int8")
 
 
 @pytest.mark.parametrize("estimator", ["row", "column"])
@@ -92,9 +125,10 @@ def test_rows_of_every_length(of: str) -> None:
     check(begin, random_steps(begin, 2), beta1=0.9, momentum_of=of, momentum_dtype="int8")
 
 
-def test_the_bits_do_not_depend_on_what_is_beside_a_tensor() -> None:
+@pytest.mark.parametrize("first", [(37, 130), CONVOLUTION], ids=str)
+def test_the_bits_do_not_depend_on_what_is_beside_a_tensor(first: tuple[int, ...]) -> None:
     keywords: dict[str, Any] = {"beta1": 0.9, "momentum_dtype": "int8"}
-    begin = starts([(37, 130), (3, 11, 200), (31,)])
+    begin = starts([first, (3, 11, 200), (3, 20, 70, 2), (31,)])
     together, optimizer = train(begin, random_steps(begin, 2), **keywords)
     alone, other = train(begin[:1], [step[:1] for step in random_steps(begin, 2)], **keywords)
     assert torch.equal(together[0], alone[0])
@@ -104,21 +138,23 @@ def test_the_bits_do_not_depend_on_what_is_beside_a_tensor() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("of", ["update", "gradient"])
 def test_a_step_that_is_not_taken_leaves_every_bit(of: str, dtype: str) -> None:
-    begin = starts([(37, 130), (16, 384)])
+    begin = starts([CONVOLUTION, (16, 384), (37, 130)])
     steps = random_steps(begin, 2)
-    bad = steps[1][0]
-    assert bad is not None
-    bad[3, 5] = torch.nan
+    for bad in steps[1][::2]:
+        assert bad is not None
+        bad[3, 5] = torch.nan
     kept = [train(begin, steps[:count], beta1=0.9, momentum_of=of, momentum_dtype=dtype) for count in (1, 2)]
     (before, first), (after, second) = kept
-    assert torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
-    assert all(torch.equal(value, _states(second)[0][key]) for key, value in _states(first)[0].items())
+    assert not torch.equal(before[1], after[1])
+    for i in (0, 2):
+        assert torch.equal(before[i], after[i])
+        assert all(torch.equal(value, _states(second)[i][key]) for key, value in _states(first)[i].items())
 
 
 def test_a_scaled_gradient_leaves_the_same_bits() -> None:
     ends = []
     for scale in (1.0, 1024.0):
-        params = [p.requires_grad_() for p in starts([(37, 130), (16, 384)])]
+        params = [p.requires_grad_() for p in starts([(37, 130), (16, 384), CONVOLUTION])]
         optimizer = Adafactor(params, backend="triton", beta1=0.9, momentum_of="gradient", momentum_dtype="int8")
         for step in random_steps(params, 2):
             for p, g in zip(params, step, strict=True):
@@ -148,13 +184,16 @@ def test_weight_decay_by_anything(by: str | float, keywords: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("shape", "transposed", "keywords"),
-    [((32, 16, 3, 3), False, {}), ((40, 200), True, {}), ((40, 200), False, {"factored": False})],
+    ("shape", "transposed", "keywords", "why"),
+    [
+        ((40, 200), True, {"factored": False}, "it does not lie row by row in memory, as the blocks of its int8"),
+        ((3, 4, 520), False, {"axes": (0, 1)}, "the blocks of its int8 momentum have more than 512 elements"),
+    ],
 )
-def test_blocks_that_are_not_runs_of_memory_are_refused_by_name(
-    shape: tuple[int, ...], transposed: bool, keywords: dict[str, Any]
+def test_blocks_that_are_left_to_eager_are_refused_by_name(
+    shape: tuple[int, ...], transposed: bool, keywords: dict[str, Any], why: str
 ) -> None:
     begin = [t.t().contiguous().t() if transposed else t for t in starts([shape])]
-    with pytest.raises(ValueError, match="int8 momentum are not runs of 128 elements in memory"):
+    with pytest.raises(ValueError, match=why):
         train(begin, random_steps(begin, 1), beta1=0.9, momentum_dtype="int8", **keywords)
     train(begin, random_steps(begin, 1), beta1=0.9, momentum_dtype="bfloat16", momentum_rounding="nearest", **keywords)

@@ -22,7 +22,7 @@ ROUNDED = [v for v in VARIANTS if v.momentum_dtype != "float32" or v.rounding ==
 
 @pytest.mark.parametrize("variant", [*ROUNDED, Variant(BF16, FP32, "gradient", "kahan", "int8", "nearest")], ids=str)
 def test_it_finds_nothing_where_v_is_kept_whole(variant: Variant) -> None:
-    """There, Triton leaves to eager PyTorch what it cannot number or has no blocks for."""
+    """There, Triton leaves to eager PyTorch what does not lie row by row."""
     found = selftest.examine(Adafactor, torch.device("cpu"), variant, TENSORS, {"whole": CASES["unfactored"]})
     assert [str(finding) for finding in found] == []
 

@@ -34,7 +34,8 @@ MOMENTUM_BF16, MOMENTUM_INT8 = (
     for dtype in (torch.bfloat16, torch.int8)
 )
 BFLOAT16_INT8 = Kind(torch.bfloat16, torch.bfloat16, "update", "stochastic", True, torch.int8, True)
-SOME = [FLOAT32, STOCHASTIC, MOMENTUM_BF16, MOMENTUM_INT8]
+ODD_BLOCKS = replace(BFLOAT16_INT8, aligned=False, lanes=128)
+SOME = [FLOAT32, STOCHASTIC, MOMENTUM_BF16, MOMENTUM_INT8, ODD_BLOCKS]
 TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "gfx942")
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 # Bytes of a thread: the kernels were fitted to Triton 3.9; older versions keep more at once in registers.

@@ -24,6 +24,7 @@ from tests.kernels import needs
 needs.triton()
 from adafactor.check import selftest, selftest_cache  # noqa: E402
 from adafactor.check.selftest import BF16, FP64, Variant  # noqa: E402
+from tests.kernels.test_triton_turns import start_together  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -230,24 +231,10 @@ print(*found, "not that of eager" in str(asked))
 
 def test_ranks_that_start_at_once_compile_a_kernel_once_between_them(tmp_path: Path) -> None:
     """The one that tests the card compiles; the others wait for its answer, and find the kernel in Triton's cache."""
-    here, ranks = tmp_path / "here", 3
-    here.mkdir()
     places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | places
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(here), str(ranks), str(rank)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, outputs
+    outputs = start_together(RANK, tmp_path / "here", ranks := 3, places)
     # nothing has run: the self-test says so, and every rank was told
-    assert sorted(out.split() for out, _ in outputs) == [["compiled", "True"]] + [["found", "True"]] * (ranks - 1)
+    assert sorted(out.split() for out in outputs) == [["compiled", "True"]] + [["found", "True"]] * (ranks - 1)
 
 
 def test_a_card_is_tried_alone_where_another_process_does_not_get_on(

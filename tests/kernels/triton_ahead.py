@@ -97,18 +97,20 @@ def kinds() -> list[Kind]:
         for rounding in (ROUNDINGS if x.itemsize == 2 else ROUNDINGS[:1])
     ]
     formats = [(dtype, is_random) for dtype in (b16, torch.int8) for is_random in (False, True)]
-    return found + [
+    rounded = [
         replace(kind, momentum_dtype=dtype, momentum_random=is_random)
         for kind, (dtype, is_random) in product(found, formats)
         if kind.momentum and kind.x == kind.g
     ]
+    odd = [replace(kind, lanes=128) for kind in rounded if kind.IN_BLOCKS and not kind.aligned]
+    return found + rounded + odd
 
 
 def variants(of: list[Kind]) -> list[Variant]:
     """Every variant for these kinds, each once."""
     found: dict[tuple[Any, str], Variant] = {}
     for kind in of:
-        shape = f"{'aligned' if kind.aligned else 'ragged'}"
+        shape = f"{'aligned' if kind.aligned else 'ragged'}{f'-odd-{kind.lanes}' if kind.lanes else ''}"
         kept = (
             f"-{(NAMES | INT8)[kind.momentum_dtype]}{'-random' * kind.momentum_random}" if kind.momentum_dtype else ""
         )

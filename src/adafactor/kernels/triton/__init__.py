@@ -10,7 +10,8 @@
 
 `table.py` describes tensors to the kernels, in the order of `fields.py`; `sizes.py` says how they are divided among
 programs, `rates.py` what follows from settings and t, `kind.py` what a kernel is compiled for. Every kernel is given
-one `Memory`, with all tables and scratch, and looks up its matrix there (`matrix.py`).
+one `Memory`, with all tables and scratch, and looks up its matrix there (`matrix.py`). `tile.py` has the loop from G to
+X. Of shards, `shards.py` hands over sums between the passes. `turns.py` lets one process at a time compile a kernel.
 
 There are no atomics and no program waits for another, so the bits do not depend on the order in which programs run.
 Everything that changes from step to step lies on the device, so a step can be captured in a graph. A gradient that does
@@ -30,8 +31,7 @@ from adafactor.core.factoring import Factored
 from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering, stored
 from adafactor.kernels.triton.executor import Executor
 from adafactor.kernels.triton.kind import Kind
-from adafactor.kernels.triton.layout import LIKE_X, factored_axes, has_even_blocks, memory_order, number_strides
-from adafactor.kernels.triton.shards import Shards
+from adafactor.kernels.triton.layout import LIKE_X, block_lanes, factored_axes, has_blocks, memory_order, number_strides
 from adafactor.kernels.triton.sizes import LINE, NARROW
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
@@ -54,8 +54,8 @@ def why_not(parameter: Parameter) -> str | None:
     for key in LIKE_X:
         if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
-    if parameter.settings.beta1 and "momentum_int8" in parameter.state and not has_even_blocks(parameter):
-        return "the blocks of its int8 momentum are not runs of 128 elements in memory"
+    if has_blocks(parameter) and (reason := _why_not_blocks(parameter)):
+        return reason
     if not isinstance(parameter.factoring, Factored):
         return _why_not_unfactored(parameter)
     p, q = factored_axes(parameter)
@@ -68,6 +68,17 @@ def why_not(parameter: Parameter) -> str | None:
     if draws_words(parameter) and max(steps[q], steps[p] if x.shape[q] <= NARROW else 0) * LINE >= 2**31:
         return FAR_APART
     return None
+
+
+def _why_not_blocks(parameter: Parameter) -> str | None:
+    scale = parameter.state["momentum_scale"]
+    if block_lanes(parameter) > LINE:
+        return f"the blocks of its int8 momentum have more than {LINE} elements"
+    if isinstance(parameter.factoring, Factored):
+        return None if scale.stride(-1) == 1 else "the scales of its int8 momentum are not side by side in memory"
+    if parameter.x.is_contiguous() and scale.is_contiguous():
+        return None
+    return "it does not lie row by row in memory, as the blocks of its int8 momentum do"
 
 
 def _why_not_unfactored(parameter: Parameter) -> str | None:
@@ -90,4 +101,4 @@ def prepare(parameters: list[Parameter]) -> list[Executor]:
     for parameter in parameters:
         sharded, raises = parameter.shard is not None, parameter.settings.on_nonfinite == "raise"
         kinds.setdefault((Kind.of(parameter), parameter.x.device, sharded, raises), []).append(parameter)
-    return [(Shards if sharded else Executor)(members, kind) for (kind, _, sharded, _), members in kinds.items()]
+    return [Executor(members, kind) for (kind, *_), members in kinds.items()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +14,24 @@ from adafactor.core.contract import Gradients, Parameter, Scale, Sums
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
-from adafactor.kernels.triton.between import fold
+from adafactor.kernels.triton.between import conclude, factors, fold, totals
 from adafactor.kernels.triton.first_pass import first_pass
 from adafactor.kernels.triton.kind import SHARED_MEMORY, Kind
 from adafactor.kernels.triton.last_pass import last_pass
 from adafactor.kernels.triton.matrix import Memory
 from adafactor.kernels.triton.measure import begin_step, measure
+from adafactor.kernels.triton.shards import Shards
 from adafactor.kernels.triton.sizes import ALIGNMENT
 from adafactor.kernels.triton.table import Table
+from adafactor.kernels.triton.turns import compile_in_turns
 from adafactor.kernels.triton.upload import Upload, is_capturing
 
 LEAST_SCRATCH = 64 * 2**20  # bytes
+NOTHING = nullcontext()  # to be done round a launch
 
 
-class Launch(NamedTuple):
+@dataclass(eq=False)
+class Launch:
     """A launch of a kernel, the same in every step."""
 
     kernel: Any
@@ -34,6 +39,7 @@ class Launch(NamedTuple):
     options: dict[str, Any]
     numbers: tuple[int, ...] = ()
     is_ragged: bool = False  # it is for gradients that are not aligned this time
+    is_new: bool = True  # what it launches may have to be compiled
 
 
 def launch(kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
@@ -59,7 +65,9 @@ class Executor:
         self.notes[:, f.RMS_U : f.STEPS] = torch.nan  # no step has been taken
         self.given = Upload((count, f.GIVEN), torch.int64, self.device)
         self.numbers = Upload((max(self.groups) + 1, rates.NUMBERS.value), torch.float64, self.device)
-        self.must_measure = [parameter.settings.relative for parameter in self.parameters]
+        self._shards = Shards(table, self.notes) if parameters[0].shard is not None else None
+        # the ranks of a shard find ΣX² together, in every step
+        self.must_measure = [p.settings.relative and self._shards is None for p in self.parameters]
         self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
         self._not_scaled = torch.tensor([1.0, 0.0], device=self.device)
         self._lasting = {
@@ -81,8 +89,13 @@ class Executor:
         self._any_ragged = self._changed = self._has_new = False
         card = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self._room: int = getattr(card, "shared_memory_per_multiprocessor", SHARED_MEMORY)
-        self._moments = [*self._begin_step(any(self.must_measure)), *self._first_passes()]
-        self._apply = self._last_passes()
+        self._moments = [*self._begin_step(), *self._first_passes()]
+        self._norms, self._apply = list[Launch](), self._last_passes()
+        if self._shards is not None:
+            options = kind.between()
+            self._norms = [Launch(factors, len(table.matrices), options), *self._last_passes(writes=False)]
+            self._norms.append(Launch(totals, count, options))
+            self._apply.insert(0, Launch(conclude, count, options))
 
     # ---- the contract
 
@@ -118,19 +131,31 @@ class Executor:
         self.apply_()
 
     def moments(self) -> None:
-        """First pass, C, and all scalars; nothing of X or the state changes."""
+        """First pass, C, and all scalars; of a shard, what is here of the means. Nothing of X or the state changes."""
         with self._on_device():
-            self._allocate()
+            self._memory = self._allocate()
             self._launch(self._moments)
-        if self.in_lockstep:  # a bad gradient raises
+        if self._shards is not None:
+            self.sums = self._shards.sums_of_moments(self._memory.wide_ptr, self._present)
+        elif self.in_lockstep:  # a bad gradient raises
             taken = self.notes[:, f.TAKEN].unbind()
             everyone = zip(self.parameters, self._present, taken, strict=True)
             self.sums = [Sums(parameter, flag != 0) for parameter, is_here, flag in everyone if is_here]
 
-    def apply_(self) -> None:
-        """Last pass."""
-        self._changed = self._has_new = True
+    def norms(self) -> None:
+        """Second pass of a shard: R and C from the completed means, ΣU² and ΣX² of what is here."""
+        assert self._shards is not None and self._memory is not None
         with self._on_device():
+            self._shards.note_moments(self.sums, self._memory.means_ptr)
+            self._launch(self._norms)
+            self._shards.read_norms(self.sums)
+
+    def apply_(self) -> None:
+        """Last pass; of a shard, with the scalars from the completed sums."""
+        with self._on_device():
+            if self._shards is not None:
+                self._shards.note_norms(self.sums)
+            self._changed = self._has_new = True
             self._launch(self._apply)
 
     def end(self) -> list[Parameter]:
@@ -159,10 +184,10 @@ class Executor:
 
     # ---- inside
 
-    def _allocate(self, sharded: bool = False) -> None:
+    def _allocate(self) -> Memory:
         """Take what a step needs besides the state."""
-        table, stat = self.table, self.kind.stat
-        self._memory = Memory(
+        table, stat, sharded = self.table, self.kind.stat, self._shards is not None
+        return Memory(
             **self._lasting,
             given_ptr=self.given.there,
             numbers_ptr=self.numbers.there,
@@ -176,15 +201,15 @@ class Executor:
             wide_ptr=self._empty(table.vectors if sharded else 0, torch.float64),
         )
 
-    def _begin_step(self, relies: bool) -> list[Launch]:
+    def _begin_step(self) -> list[Launch]:
         """Find the rates; where the step relies on ΣX², see to it that it is true."""
-        table, count, options = self.table, len(self.parameters), self.kind.measure()
+        table, count, options, relies = self.table, len(self.parameters), self.kind.measure(), any(self.must_measure)
         begin = Launch(begin_step, count + len(table.checks) * relies, options, (count,))
         return [begin] + [Launch(measure, len(table.shares), options)] * relies
 
-    def _first_passes(self, raw: bool = False) -> list[Launch]:
+    def _first_passes(self) -> list[Launch]:
         """Run the first pass over each chunk, and `fold`."""
-        launches = []
+        launches, raw = [], self._shards is not None
         for chunk in self.table.chunks:
             for kind, is_ragged in self._variants():
                 for how, first, end in chunk.units:
@@ -205,9 +230,11 @@ class Executor:
         return [(self.kind, False)] + [(self.kind.ragged, True)] * self.kind.aligned
 
     def _launch(self, launches: Sequence[Launch]) -> None:
-        for kernel, programs, options, numbers, is_ragged in launches:
-            if self._any_ragged or not is_ragged:
-                launch(kernel, programs, (self._memory, *numbers), options)
+        for one in launches:
+            if self._any_ragged or not one.is_ragged:
+                with compile_in_turns() if one.is_new else NOTHING:
+                    launch(one.kernel, one.programs, (self._memory, *one.numbers), one.options)
+                one.is_new = False
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(max(count, 1), dtype=dtype, device=self.device)
@@ -215,6 +242,6 @@ class Executor:
     def _on_device(self) -> AbstractContextManager[Any]:
         """Make the device current: kernels are launched there."""
         if self.device.type == "cpu":
-            return nullcontext()
+            return NOTHING
         context: AbstractContextManager[Any] = torch.get_device_module(self.device).device(self.device)
         return context

@@ -13,6 +13,8 @@
     ROW_STRIDE,  # of R in the state
     COL_STRIDE,
     SCALE_STRIDE,  # from a row's scales to the next row's
+    COLUMNS,  # of a block of int8
+    MATRICES,  # that a block reaches over
     WHOLE_N,  # lengths of P and Q on all ranks together
     WHOLE_M,
     COUNT,  # elements on all ranks together
@@ -32,8 +34,8 @@
     ROOT2,
     SWAPPED,  # 1: the paper's rows lie along Q, so that V̂ is divided by the mean of C
     MEAN_GIVEN,  # 1: the ranks find mean(R) together
-) = range(30)
-TENSOR = 30  # columns of a row
+) = range(32)
+TENSOR = 32  # columns of a row
 
 # ---- matrices: int64, what lasts. A stack of matrices has many; an unfactored tensor has one
 (

@@ -49,9 +49,12 @@ def load_squares(x, g_ptr, rows, cols, block, mask, KIND: tl.constexpr, OF_GRADI
     term = square
     if OF_GRADIENT:
         offsets = (rows.to(tl.int64) * x.x_stride_p)[:, None] + (cols * x.x_stride_q)[None, :]
-        blocks = block + tl.arange(0, max(cols.shape[0] // BLOCK, 1))
-        scales = (rows.to(tl.int64) * x.scale_stride)[:, None] + blocks[None, :]
-        e = Elements(offsets, mask, scales, (rows < x.n)[:, None] & (blocks * BLOCK < x.m)[None, :])
+        if KIND.lanes:  # a scale is looked up for each element
+            blocks, has_scale = cols // x.columns, mask
+        else:
+            blocks = block + tl.arange(0, max(cols.shape[0] // BLOCK, 1))
+            has_scale = (rows < x.n)[:, None] & (blocks * BLOCK < x.m)[None, :]
+        e = Elements(offsets, mask, (rows.to(tl.int64) * x.scale_stride)[:, None] + blocks[None, :], has_scale)
         average = blend(recall(x, e, KIND), g * x.unscale, x.w1)
         term = average * average
     return square, term
@@ -167,15 +170,21 @@ def hold_rows(
 def sum_unfactored(x, u, KIND: tl.constexpr, ROWS: tl.constexpr):
     """Algorithm 5, for a unit of an unfactored tensor: ΣU² and whether G² is finite."""
     energies, probes = tl.zeros((ROWS * sizes.LINE,), KIND.STAT), tl.zeros((ROWS * sizes.LINE,), KIND.STAT)
+    count = x.n * x.m if KIND.lanes else x.m
     for i in range(u.first, u.end, ROWS):
         offsets = (tl.full((), 0, tl.int64) + i) * sizes.LINE + tl.arange(0, ROWS * sizes.LINE)
-        mask = offsets < x.m
+        mask = offsets < count
         g = tl.load(x.g_ptr + offsets, mask=mask, other=0.0).to(KIND.STAT) * x.unscale
         square = g * g
         v = decayed(tl.load(x.full_ptr + offsets, mask=mask, other=1.0), x.w2, x.beta2) + (square + x.eps) * x.w2
         if KIND.OF_GRADIENT:
-            blocks = (tl.full((), 0, tl.int64) + i) * (sizes.LINE // BLOCK) + tl.arange(0, ROWS * sizes.LINE // BLOCK)
-            g = blend(recall(x, Elements(offsets, mask, blocks, blocks * BLOCK < x.m), KIND), g, x.w1)
+            if KIND.lanes:
+                blocks, has_scale = offsets // x.m * x.scale_stride + offsets % x.m // x.columns, mask
+            else:
+                blocks = (tl.full((), 0, tl.int64) + i) * (sizes.LINE // BLOCK)
+                blocks += tl.arange(0, ROWS * sizes.LINE // BLOCK)
+                has_scale = blocks * BLOCK < x.m
+            g = blend(recall(x, Elements(offsets, mask, blocks, has_scale), KIND), g, x.w1)
         update = g * inverse_root(v)
         energies += tl.where(mask, update * update, 0.0)
         probes += square * 0.0

@@ -12,8 +12,9 @@ import triton.language as tl
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import statistics_dtype
+from adafactor.core.momentum import BLOCK
 from adafactor.kernels.memory_order import has_rounded_momentum
-from adafactor.kernels.triton.layout import is_aligned
+from adafactor.kernels.triton.layout import block_lanes, is_aligned
 from adafactor.kernels.triton.sizes import HELD, Tiling, tiling
 
 TYPES = {getattr(torch, n): getattr(tl, n) for n in ("float64", "float32", "bfloat16", "float16", "int8")}
@@ -44,6 +45,7 @@ class Kind:
     aligned: bool  # 16 bytes can be read at once
     momentum_dtype: torch.dtype | None = None  # None: that of the statistics
     momentum_random: bool = False
+    lanes: int = 0  # of a block of int8 that is no run of 128 columns; 0: all are, or there is none
     source: str = SOURCE
 
     @classmethod
@@ -54,7 +56,8 @@ class Kind:
         if not has_rounded_momentum(parameter):
             return kind
         dtype = torch.int8 if "momentum_int8" in parameter.state else torch.bfloat16
-        return replace(kind, momentum_dtype=dtype, momentum_random=s.momentum_rounding == "stochastic")
+        is_random, lanes = s.momentum_rounding == "stochastic", block_lanes(parameter)
+        return replace(kind, momentum_dtype=dtype, momentum_random=is_random, lanes=lanes)
 
     @property
     def stat(self) -> torch.dtype:
@@ -69,11 +72,16 @@ class Kind:
     OF_GRADIENT = property(lambda self: self.momentum == "gradient")
     OF_DIRECTION = property(lambda self: self.momentum == "direction")
     IN_BLOCKS = property(lambda self: self.momentum_dtype == torch.int8)
+    BLOCK_LANES = property(lambda self: self.lanes or BLOCK)
     RANDOM = property(lambda self: self.STOCHASTIC or self.momentum_random)
     STOCHASTIC = property(lambda self: self.rounding == "stochastic")
     KAHAN = property(lambda self: self.rounding == "kahan")
-    # of a tile of the last pass: a double takes two registers, and blocks take some
-    LINES_AT_ONCE = property(lambda self: 4 if self.stat == torch.float32 else 1 if self.IN_BLOCKS else 2)
+
+    @property
+    def LINES_AT_ONCE(self) -> int:  # noqa: N802 - a constant of the kernels
+        """Lines of a tile of the last pass: a double takes two registers, and blocks take some, odd ones more."""
+        is_wide = self.stat == torch.float64
+        return 4 >> is_wide + (bool(self.lanes) or (is_wide and self.IN_BLOCKS))
 
     @property
     def held(self) -> int:
@@ -109,7 +117,7 @@ class Kind:
             stages = 3 if ahead < room - 2**13 else 2
         else:
             how = replace(how, warps=16, chunks=-(-how.chunks // (2 if how.chunk * how.chunks > self.held else 1)))
-        same = replace(self._plain(self.stat), g=self.g)
+        same = replace(self._plain(self.stat), g=self.g, lanes=self.lanes)
         if self.OF_GRADIENT:
             same = replace(same, momentum=self.momentum, momentum_dtype=self.momentum_dtype)
         return {"TILING": how, "STAGES": stages, "RAW": raw} | same._options(how.warps)
@@ -121,7 +129,7 @@ class Kind:
     def measure(self) -> dict[str, Any]:
         """Return what `begin_step` and `measure` are launched with."""
         dtype = torch.int8 if self.IN_BLOCKS else None  # tiles are others then
-        return replace(self._plain(self.x), momentum_dtype=dtype)._options(8)
+        return replace(self._plain(self.x), momentum_dtype=dtype, lanes=self.lanes)._options(8)
 
     def between(self) -> dict[str, Any]:
         """Return what the kernels between the passes of a shard are launched with."""

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import rates, sizes
+from adafactor.kernels.triton import rates
 from adafactor.kernels.triton.elements import address, divide, number_at
 
 
@@ -65,13 +65,14 @@ class Matrix(NamedTuple):
     row: Any  # R
     col: Any  # C
     scale_stride: Any
+    columns: Any  # of a block of int8
+    matrices: Any  # that it reaches over: this one and the next ones
     g_stride_p: Any
     g_stride_q: Any
     x_stride_p: Any
     x_stride_q: Any
     n: Any
     m: Any
-    is_narrow: Any  # a line of a tile consists of several rows
     # the scalars of its step, in the precision of the statistics
     w1: Any  # 1 − β̂₁ₜ
     w2: Any  # 1 − β̂₂ₜ
@@ -137,13 +138,14 @@ def look_up(memory, place, KIND: tl.constexpr):
         row=look_up_factor(memory, matrix_ptr + f.ROW, tensor_ptr + f.ROW_STRIDE, matrix_ptr + f.NEW_ROW, n, KIND),
         col=look_up_factor(memory, matrix_ptr + f.COL, tensor_ptr + f.COL_STRIDE, matrix_ptr + f.NEW_COL, m, KIND),
         scale_stride=tl.load(tensor_ptr + f.SCALE_STRIDE),
+        columns=tl.load(tensor_ptr + f.COLUMNS).to(tl.int32),
+        matrices=tl.load(tensor_ptr + f.MATRICES).to(tl.int32),
         g_stride_p=number_at(tensor_ptr + f.G_STRIDE_P, KIND),
         g_stride_q=1 if KIND.aligned else tl.load(tensor_ptr + f.G_STRIDE_Q).to(tl.int32),
         x_stride_p=number_at(tensor_ptr + f.X_STRIDE_P, KIND),
         x_stride_q=1 if KIND.aligned else tl.load(tensor_ptr + f.X_STRIDE_Q).to(tl.int32),
         n=n,
         m=m,
-        is_narrow=not KIND.IN_BLOCKS and m <= sizes.NARROW,
         w1=tl.load(note_ptr + f.W1).to(KIND.STAT),
         w2=tl.load(note_ptr + f.W2).to(KIND.STAT),
         beta2=tl.load(note_ptr + f.BETA2).to(KIND.STAT),

@@ -16,8 +16,8 @@ import triton.language as tl
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
 from adafactor.kernels.triton.elements import at_least, differs, total
-from adafactor.kernels.triton.last_pass import LINE, SQUARES, visit_any
 from adafactor.kernels.triton.matrix import group_of, look_up
+from adafactor.kernels.triton.tile import LINE, SQUARES, visit_any
 
 
 @triton.jit

@@ -1,8 +1,7 @@
 """A momentum on its way from the state and back: kept as it is computed, in bfloat16, or as blocks of int8.
 
-`core/momentum.py` has the formats, and their arithmetic is the same here. The blocks of a matrix lie along its rows,
-BLOCK elements each, and a program has whole ones: the threads of a warp find the largest number of a block among
-themselves.
+`core/momentum.py` has the formats, and their arithmetic is the same here. A program that rounds has whole blocks. They
+are mostly runs of BLOCK elements of a row: the threads of a warp find the largest number of a block among themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BLOCK, MOST, TINY = tl.constexpr(momentum.BLOCK), tl.constexpr(momentum.MOST), t
 
 
 class Elements(NamedTuple):
-    """What a program has at a time: lines of elements, and the blocks of these lines."""
+    """What a program has at a time: lines of elements, and the blocks of these lines; to read, each may be one."""
 
     offsets: Any  # from the matrix' first element
     mask: Any
@@ -51,7 +50,7 @@ def keep(x, e, average, KIND: tl.constexpr):
     if KIND.IN_BLOCKS:
         value = average.to(tl.float32)
         bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # as integers, since a NaN is the largest of them
-        blocks = tl.reshape(bits, e.scale_offsets.shape + (BLOCK,))
+        blocks = tl.reshape(bits, e.scale_offsets.shape + (KIND.BLOCK_LANES,))
         largest = tl.max(blocks, 2).to(tl.float32, bitcast=True)
         largest = tl.where(largest < TINY, 0.0, largest)
         tl.store(x.scale_ptr + e.scale_offsets, tl.div_rn(largest, 1.0 * MOST), mask=e.scale_mask)

@@ -71,11 +71,6 @@ def unit_rows(n: int, m: int, itemsize: int, rows: int) -> int:
     return unit
 
 
-def tile_shape(m: int, in_blocks: bool = False) -> tuple[int, int]:
-    """Return the rows and columns of a tile of the last pass; a row that has blocks of int8 begins a line."""
-    return (LINES * (LINE // m), m) if m <= NARROW and not in_blocks else (LINES, LINE)
-
-
 def checked(tiles: int) -> range:
     """Return which of a tensor's tiles are checked before a step relies on ΣX²; its heaviest one is, too."""
     return range(0, tiles, max(1, min(CHECKED[1], tiles // CHECKED[0])))

@@ -9,7 +9,6 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from adafactor.core import momentum
 from adafactor.core.contract import Parameter
 from adafactor.core.rounding import roots
 from adafactor.core.sums import shrink_of
@@ -65,7 +64,6 @@ class Table:
             kind: of all of them.
             most: bytes that a step may take besides the state.
         """
-        self._kind = kind
         self.tilings = {
             parameter: kind.tiling((layout.matrix_shape(parameter) or (0, None))[1]) for parameter in parameters
         }
@@ -105,6 +103,7 @@ class Table:
         """Describe a tensor and its matrices."""
         how = self.tilings[parameter]
         root1, root2 = roots(parameter.settings.seed, parameter.number)
+        columns, matrices = layout.block_shape(parameter)
         begin = self._counts[-1]
         row = {
             f.STEP: parameter.state["step"].data_ptr(),
@@ -114,6 +113,8 @@ class Table:
             f.ROOT2: root2,
             f.SHRINK: struct.unpack("q", struct.pack("d", shrink_of(parameter.shape)))[0],
             f.PARTS: how.parts,
+            f.COLUMNS: columns,
+            f.MATRICES: matrices,
             f.MEAN_GIVEN: int(parameter.shard is not None and "mean_row" in parameter.shard.shapes),
         }
         describe = self._describe_matrices if how.chunks else self._describe_unfactored
@@ -125,19 +126,19 @@ class Table:
     def _describe_unfactored(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor as one matrix whose rows are lines of its memory."""
         x, first, step = parameter.x, 0, 0
-        lines = -(-x.numel() // sizes.LINE)
         if draws_words(parameter):
             order = layout.memory_order(parameter)
             assert isinstance(order, MemoryOrder)
             numbers = numbering(order, tuple(x.shape), parameter.shape, parameter.offset)
             assert numbers is not None
             first, step = numbers[0], numbers[2]
+        n, m, stride = layout.memory_rows(parameter)
         matrix = {column: t.data_ptr() for column, t in _tensors(parameter).items()}
-        self._add_matrix(matrix | {f.OF: number, f.NUMBER: first}, parameter, (lines, x.numel()), 0)
-        row = {f.N: lines, f.M: x.numel()}
+        self._add_matrix(matrix | {f.OF: number, f.NUMBER: first}, parameter, (n, m), 0)
+        row = {f.N: n, f.M: m, f.NUMBER_P: stride * step, f.NUMBER_Q: step}
+        row |= {f.SCALE_STRIDE: -(-stride // layout.block_shape(parameter)[0])}
         row |= {f.WHOLE_N: 1, f.WHOLE_M: 1}  # there are no means
-        row |= {f.X_STRIDE_P: sizes.LINE, f.G_STRIDE_P: sizes.LINE, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
-        return row | {f.NUMBER_P: sizes.LINE * step, f.NUMBER_Q: step, f.SCALE_STRIDE: sizes.LINE // momentum.BLOCK}
+        return row | {f.X_STRIDE_P: stride, f.G_STRIDE_P: stride, f.X_STRIDE_Q: 1, f.G_STRIDE_Q: 1}
 
     def _describe_matrices(self, number: int, parameter: Parameter) -> Row:
         """Describe a tensor and each matrix of its stack."""
@@ -159,12 +160,13 @@ class Table:
         self.places[parameter] = Place(
             len(self._matrices), len(columns[f.X]), self.vectors, self.vectors + up_n, up_n + up_m
         )
-        for at in zip(*columns.values(), strict=True):
+        reach = layout.block_shape(parameter)[1]
+        for i, at in enumerate(zip(*columns.values(), strict=True)):
             matrix = dict(zip(columns, at, strict=True))
             matrix[f.NUMBER] += origin
             matrix |= {f.OF: number, f.NEW_ROW: self.vectors, f.NEW_COL: self.vectors + up_n}
             self.vectors += up_n + up_m
-            self._add_matrix(matrix, parameter, (n, m), m if along_q in state else 0)
+            self._add_matrix(matrix, parameter, (n, m), m if along_q in state else 0, is_tiled=i % reach == 0)
         return {
             f.ROW_STRIDE: strides.get(f.ROW, none)[p],
             f.COL_STRIDE: strides.get(f.COL, none)[q],
@@ -182,16 +184,20 @@ class Table:
             f.SWAPPED: int(along_p == "col"),
         }
 
-    def _add_matrix(self, matrix: Row, parameter: Parameter, shape: tuple[int, int], columns: int) -> None:
-        """Add a matrix, its units, blocks of as many columns as C has, and tiles."""
+    def _add_matrix(
+        self, matrix: Row, parameter: Parameter, shape: tuple[int, int], columns: int, is_tiled: bool = True
+    ) -> None:
+        """Add a matrix, its units, blocks of as many columns as C has, and tiles, unless those of another have it."""
         (n, m), rows, how = shape, self.unit_rows(parameter), self.tilings[parameter]
-        height, width = sizes.tile_shape(m, self._kind.IN_BLOCKS) if how.chunks else (sizes.LINES, m)
+        lines = n if how.chunks else -(-parameter.x.numel() // sizes.LINE)
+        height, width = layout.tile_shape(parameter)
         place = torch.tensor([len(self._matrices)])
-        units = torch.cartesian_prod(place, torch.arange(0, n, rows), torch.arange(how.parts) * how.width)
+        units = torch.cartesian_prod(place, torch.arange(0, lines, rows), torch.arange(how.parts) * how.width)
         units = units[:, [0, 1, 1, 2]]
-        units[:, 2] = (units[:, 2] + rows).clamp(max=n)
+        units[:, 2] = (units[:, 2] + rows).clamp(max=lines)
         blocks = torch.cartesian_prod(place, torch.arange(0, columns, sizes.BLOCK)).reshape(-1, 2)
         tiles = torch.cartesian_prod(place, torch.arange(0, n, height), torch.arange(0, m, width).flip(0))
+        tiles = tiles[: len(tiles) if is_tiled else 0]
         before = self._counts[-1]
         self._matrices.append(matrix | {f.OWN_UNIT: before["units"], f.OWN_UNITS: len(units)})
         after = {}
