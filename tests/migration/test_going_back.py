@@ -12,8 +12,8 @@ import torch
 import adafactor
 from adafactor import Adafactor
 from adafactor.core.settings import Settings
-from adafactor.migration import back
 from adafactor.migration.core import PEERS
+from adafactor.migration.peer import translate
 from tests.migration.peers import AFTER, BEFORE, SAME, SHAPES, Shapes, apart, notes, original, parameters, steps
 
 SLOW = pytest.mark.slow
@@ -117,13 +117,13 @@ def test_what_a_bad_gradient_does_there_is_said_unless_it_does_the_same_here(tar
     with notes() as told:
         adafactor.migrate(trained({}, [(4, 3)], torch.float32)[0].state_dict(), "adafactor", target)
     assert any("steps with NaN and infinite gradients too" in note for note in told)
-    _, said = back.translate(Settings(on_nonfinite="ignore", seed=3), PEERS[target])  # a seed is of stochastic rounding
+    _, said = translate(Settings(on_nonfinite="ignore", seed=3), PEERS[target])  # a seed is of stochastic rounding
     assert not any("NaN" in note for note in said)
 
 
 @pytest.mark.parametrize(("eps1", "bound"), [(1e-30, "1e-08"), (1e-8, "0.29")])
 def test_how_small_gradients_may_be_follows_from_the_eps1_that_is_given_up(eps1: float, bound: str) -> None:
-    _, said = back.translate(Settings(eps=(eps1, 1e-3)), PEERS["torch"])
+    _, said = translate(Settings(eps=(eps1, 1e-3)), PEERS["torch"])
     assert any(f"while gradients have an RMS of {bound} or more" in note for note in said)
 
 
@@ -131,9 +131,9 @@ def test_how_small_gradients_may_be_follows_from_the_eps1_that_is_given_up(eps1:
 def test_a_keyword_that_is_yet_to_come_is_refused_and_not_dropped(target: str) -> None:
     cap = dataclasses.field(default=1.0, metadata={"check": lambda _, value: value, "rate": False})
     wider = dataclasses.make_dataclass("Wider", [("cap", float, cap)], bases=(Settings,), frozen=True)
-    back.translate(wider(), PEERS[target])
+    translate(wider(), PEERS[target])
     with pytest.raises(ValueError, match=rf"{PEERS[target].name} has nothing like cap=0\.5"):
-        back.translate(wider(cap=0.5), PEERS[target])
+        translate(wider(cap=0.5), PEERS[target])
 
 
 def test_a_tensor_factored_over_other_axes_is_refused_by_name() -> None:

@@ -6,14 +6,14 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from adafactor.migration import files, trees
-from adafactor.migration.core import NAMES, OURS, PEERS, TARGETS, guess, migrate
+from adafactor.migration.core import PEERS, TARGETS, guess, migrate
 from adafactor.migration.peer import MigrationWarning
 from adafactor.migration.state import refuse_damage
 
@@ -35,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="peer",
-        choices=[*PEERS, OURS],
+        choices=PEERS,
         metavar="NAME",
-        help=f"whose state it holds: {', '.join([*PEERS, OURS])} (default: told from its keys)",
+        help=f"whose state it holds: {', '.join(PEERS)} (default: told from its keys)",
     )
     parser.add_argument(
         "--to",
-        default=OURS,
+        default="adafactor",
         choices=TARGETS,
         metavar="NAME",
         help=f"whose to write: {', '.join(TARGETS)} (default: %(default)s)",
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         distributed = files.is_distributed(source) and not target.suffix
         files.write(_put(checkpoint, keys, converted), target, distributed, keep)
         kept = "" if keep is None else f"; what it was is {keep}"
-        groups, name = len(converted["param_groups"]), NAMES[peer]
+        groups, name = len(converted["param_groups"]), PEERS[peer].name
         print(f"{target}: {len(converted['state'])} parameters in {groups} groups, from {name}{kept}")
         return 0
 
@@ -106,24 +106,21 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _find(checkpoint: Any, path: Path) -> list[str | int]:
-    places = list(_optimizers(checkpoint, []))
-    if len(places) == 1:
-        return places[0]
-    names = ", ".join(".".join(map(str, keys)) for keys in places)
-    raise ValueError(
-        f"{path} holds several optimizers ({names}): choose one with --key"
-        if places
-        else f"{path} holds no optimizer's state dict, with 'state' and 'param_groups'"
-    )
-
-
-def _optimizers(node: Any, keys: list[str | int]) -> Iterator[list[str | int]]:
-    """Where there is a state dict, in dicts and lists down to the third level."""
-    if isinstance(node, Mapping) and {"state", "param_groups"} <= node.keys():
-        yield keys
-    elif len(keys) < 3 and isinstance(node, (Mapping, list)):
-        for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _optimizers(value, [*keys, key])
+    """Return where the only state dict is, in dicts and lists down to the third level."""
+    places: list[list[str | int]] = []
+    nodes: list[tuple[list[str | int], Any]] = [([], checkpoint)]
+    for keys, node in nodes:  # which grows on the way
+        if isinstance(node, Mapping) and {"state", "param_groups"} <= node.keys():
+            places.append(keys)
+        elif len(keys) < 3 and isinstance(node, (Mapping, list)):
+            inner = node.items() if isinstance(node, Mapping) else enumerate(node)
+            nodes += [([*keys, key], value) for key, value in inner]
+    if not places:
+        raise ValueError(f"{path} holds no optimizer's state dict, with 'state' and 'param_groups'")
+    if len(places) > 1:
+        names = ", ".join(".".join(map(str, keys)) for keys in places)
+        raise ValueError(f"{path} holds several optimizers ({names}): choose one with --key")
+    return places[0]
 
 
 def _get(checkpoint: Any, keys: list[str | int]) -> Any:
@@ -136,7 +133,7 @@ def _get(checkpoint: Any, keys: list[str | int]) -> Any:
 
 
 def _put(checkpoint: Any, keys: list[str | int], value: Any) -> Any:
-    """A copy of the containers on the way, with the value at its end."""
+    """Return a copy of the containers on the way, with the value at its end."""
     if not keys:
         return value
     copy = dict(checkpoint) if isinstance(checkpoint, Mapping) else list(checkpoint)

@@ -1,45 +1,40 @@
-"""`migrate` and `like`: from a peer's groups and state to ours, and back."""
+"""`migrate` and `like`: from another's groups and state to ours, and back."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from adafactor.core.settings import Settings
-from adafactor.migration import back, fairseq, timm, torch_optim, trees
-from adafactor.migration.peer import KEYWORDS, Group, MigrationWarning, Peer, our_state_dict
-from adafactor.migration.state import Arguments, Member, StateDict, read_groups, refuse_damage
+from adafactor.migration import fairseq, torch_optim, trees
+from adafactor.migration.peer import OURS, Group, Keywords, MigrationWarning, Peer, translate
+from adafactor.migration.state import Arguments, Member, StateDict, factored_axes, read_groups, refuse_damage
 from adafactor.optimizer import Adafactor
 
 PEERS = {
     "torch": torch_optim.ADAFACTOR,
     "transformers": fairseq.TRANSFORMERS,
     "fairseq": fairseq.FAIRSEQ,
-    "timm": timm.TIMM,
-    "timm_bv": timm.TIMM_BV,
+    "timm": fairseq.TIMM,
+    "timm_bv": fairseq.TIMM_BV,
     "pytorch_optimizer": fairseq.PYTORCH_OPTIMIZER,
     "optax": trees.OPTAX,
     "t5x": trees.T5X,
     "adamw": torch_optim.ADAMW,
+    "adafactor": OURS,
 }
-OURS = "adafactor"
-TARGETS = (OURS, *(name for name, peer in PEERS.items() if peer.back is not None))
-NAMES = {OURS: "this optimizer", **{name: peer.name for name, peer in PEERS.items()}}
+TARGETS = ("adafactor", *(name for name, peer in PEERS.items() if peer.back is not None and peer is not OURS))
 INTERNAL = ("params", "param_names", "step", "relative_step")  # what groups may hold besides arguments
-# keys of its groups by which an optimizer is known: ours first, and timm's, which have all of transformers', before it
-SIGNS = {
-    OURS: frozenset({"lr_decay", "relative", "factored", "decay_rate"}),
-    **{name: peer.signs for name, peer in reversed(PEERS.items()) if peer.signs},
-}
 
 
 def migrate(
     state_dict: Any,
     source: str | None = None,
-    target: str = OURS,
+    target: str = "adafactor",
     *,
     params: Any = None,
     arguments: Mapping[str, Any] | None = None,
@@ -73,24 +68,17 @@ def migrate(
     source = guess(state_dict) if source is None else source
     _check_names(source, target)
     _check_owner(state_dict, source)
-    converted: StateDict = state_dict
+    peer, given = PEERS[source], dict(arguments or {})
     own = None if params is None else [member for _, members in _read_params(params) for member in members]
-    notes: list[str] = []
-    with refuse_damage(f"the state or the arguments of {NAMES[source]}"):
-        if source != OURS:
-            peer, given = PEERS[source], dict(arguments or {})
-            _check_arguments(peer, given)
-            if source in trees.FIELDS:
-                args = {**peer.defaults, **given}
-                members = trees.read(state_dict, peer, args, own, paths or {})
-                groups = [Group(peer, args, members, saved={}, given=given)]  # a tree has no groups
-            else:
-                groups = _read_state_dict(state_dict, peer, own, given)
-            converted, own = our_state_dict(groups), None  # checked, and our groups may have another order
-            notes = [note for group in groups for note in group.notes]
-        if target != OURS:
-            converted, differences = back.convert(converted, PEERS[target], own)
-            notes += differences
+    with refuse_damage(f"the state or the arguments of {peer.name}"):
+        _check_arguments(peer, given)
+        if source in trees.FIELDS:
+            args = {**peer.defaults, **given}
+            members = trees.read(state_dict, peer, args, own, paths or {})
+            groups = [Group(peer, args, members, saved={}, given=given)]  # a tree has no groups
+        else:
+            groups = [_read_group(peer, *group, given) for group in read_groups(state_dict, own)]
+        converted, notes = _write(groups, PEERS[target])
     _warn(notes)
     return converted
 
@@ -112,73 +100,80 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
         >>> optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["relative"]
         (0.001, False)
     """
-    _check_names(source, OURS)
+    _check_names(source, "adafactor")
     peer = PEERS[source]
     _check_arguments(peer, arguments)
     args = {**peer.defaults, **arguments}
-    defaults = Group(peer, args, [], given=args).checked_keywords()
-    groups = []
+    defaults = asdict(Group(peer, args, [], given=args).settings)
+    groups, ours = [], []
     for overrides, members in _read_params(params):
         extras = {key: value for key, value in overrides.items() if key not in args}
         groups.append(Group(peer, {**args, **overrides}, members, given=args, extras=extras))
-    ours = [{**keywords, "params": [m.item for m in members]} for g in groups for keywords, members in g.split()]
+        for keywords, part in groups[-1].split():
+            ours.append({**groups[-1].extras, **keywords, "params": [member.item for member in part]})
     if not any(group["beta1"] for group in ours):
         defaults["momentum_dtype"] = Settings.momentum_dtype  # another without momentum is refused
-    optimizer = Adafactor(ours, **{name: defaults[name] for name in KEYWORDS})
+    optimizer = Adafactor(ours, **defaults)
     _warn(note for group in groups for note in group.notes)
     return optimizer
 
 
-def recognise(state_dict: Any) -> str | None:
-    """Return the key in SIGNS of the optimizer whose state dict this is, or None."""
-    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
-    if not isinstance(groups, (list, tuple)) or not groups or not all(isinstance(group, Mapping) for group in groups):
-        return None
-    return next((name for name, keys in SIGNS.items() if all(keys <= group.keys() for group in groups)), None)
-
-
 def guess(state_dict: Any) -> str:
     """Return whose state it is by its keys, or raise an error that lists them."""
-    if source := recognise(state_dict):
-        groups = state_dict["param_groups"] if source == "transformers" else []
-        if any(group["scale_parameter"] is True and group.get("relative_step") is not True for group in groups):
-            raise ValueError(
-                "the state dict is of transformers' or of fairseq's Adafactor, whose lr mean different things with "
-                "scale_parameter=True and relative_step=False: say which"
-            )
-        return source
-    if source := trees.recognise(state_dict):
-        return source
-    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
-    unknown: Any = groups[0] if isinstance(groups, list) and groups else state_dict
-    keys = ", ".join(map(repr, unknown)) if isinstance(unknown, Mapping) else type(unknown).__name__
-    raise ValueError(f"it cannot be told whose state this is, which has {keys[:300]}: say one of {', '.join(PEERS)}")
+    groups = _groups(state_dict)
+    source = _recognise(groups) or trees.recognise(state_dict)
+    if source is None:
+        unknown = groups[0] if groups else state_dict
+        keys = ", ".join(map(repr, unknown))[:300] if isinstance(unknown, Mapping) else type(unknown).__name__
+        raise ValueError(f"it cannot be told whose state this is, which has {keys}: say one of {', '.join(PEERS)}")
+    if source == "transformers" and any(
+        group["scale_parameter"] is True and group.get("relative_step") is not True for group in groups
+    ):
+        raise ValueError(
+            "the state dict is of transformers' or of fairseq's Adafactor, whose lr mean different things with "
+            "scale_parameter=True and relative_step=False: say which"
+        )
+    return source
+
+
+def _groups(state_dict: Any) -> list[Mapping[str, Any]]:
+    """Return the groups of a state dict; none if it is not one."""
+    groups: Any = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+    is_list = isinstance(groups, (list, tuple)) and all(isinstance(group, Mapping) for group in groups)
+    return list(groups) if is_list else []
+
+
+def _recognise(groups: list[Mapping[str, Any]]) -> str | None:
+    """Return the optimizer with such groups: ours first, and timm's, which have all of transformers', before it."""
+    for name, peer in reversed(PEERS.items()) if groups else ():
+        if peer.signs and all(peer.signs <= group.keys() for group in groups):
+            return name
+    return None
 
 
 def _check_owner(state_dict: Any, source: str) -> None:
     """Refuse the state of an optimizer that is plainly another one."""
-    owner = recognise(state_dict)
+    owner = _recognise(_groups(state_dict))
     if owner is None or owner == source or (owner, source) == ("transformers", "fairseq"):
         return
-    keys = ", ".join(map(repr, sorted(SIGNS[owner])))
+    keys = ", ".join(map(repr, sorted(PEERS[owner].signs)))
+    advice = "there is nothing to convert" if owner == "adafactor" else f"its source is {owner!r}"
     raise ValueError(
-        f"this is the state of {NAMES[owner]} (its groups have {keys}), not of {NAMES[source]}: "
-        f"{'there is nothing to convert' if owner == OURS else f'its source is {owner!r}'}"
+        f"this is the state of {PEERS[owner].name} (its groups have {keys}), not of {PEERS[source].name}: {advice}"
     )
 
 
 def _check_names(source: str, target: str) -> None:
-    if source != OURS and source not in PEERS:
-        raise ValueError(f"source={source!r} must be one of {', '.join(map(repr, [*PEERS, OURS]))}")
-    if target not in TARGETS:
-        raise ValueError(f"target={target!r} must be one of {', '.join(map(repr, TARGETS))}")
+    for what, name, names in (("source", source, (*PEERS,)), ("target", target, TARGETS)):
+        if name not in names:
+            raise ValueError(f"{what}={name!r} must be one of {', '.join(map(repr, names))}")
     if source == target:
         raise ValueError(f"source and target are both {source!r}: there is nothing to convert")
 
 
 def _check_arguments(peer: Peer, arguments: Mapping[str, Any]) -> None:
-    if unknown := [name for name in arguments if name not in peer.defaults]:
-        raise ValueError(f"{peer.name} has no argument {unknown[0]!r}; it has {', '.join(peer.defaults)}")
+    if unknown := [name for name in arguments if name not in peer.arguments]:
+        raise ValueError(f"{peer.name} has no argument {unknown[0]!r}; it has {', '.join(peer.arguments)}")
 
 
 def _warn(notes: Iterable[str]) -> None:
@@ -194,32 +189,57 @@ def _read_params(params: Any) -> list[tuple[dict[str, Any], list[Member]]]:
     groups: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
     result = []
     for group in groups:
-        own = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
-        members = [_new_member(number, item) for number, item in enumerate(own)]
+        members = []
+        for number, item in enumerate([group["params"]] if isinstance(group["params"], Tensor) else group["params"]):
+            is_named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+            name, value = item if is_named else (f"parameter {number}", item)
+            members.append(Member(name, item, is_named, tuple(int(n) for n in getattr(value, "shape", value))))
         result.append(({key: value for key, value in group.items() if key != "params"}, members))
     return result
 
 
-def _new_member(number: int, item: Any) -> Member:
-    """Return a parameter that is given as a tensor or a shape, with a name or without."""
-    is_named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-    name, value = item if is_named else (f"parameter {number}", item)
-    return Member(name, item, is_named, tuple(int(n) for n in getattr(value, "shape", value)))
+def _read_group(peer: Peer, saved: Arguments, members: list[Member], given: Arguments) -> Group:
+    """Put a group of a state dict into our words."""
+    for name, value in given.items():
+        if name not in peer.renewable and saved.get(name, ...) not in (..., value):
+            raise ValueError(f"{name}={value!r} is given, but the state dict has {saved[name]!r}")
+    extras = {key: value for key, value in saved.items() if key not in (*peer.arguments, *INTERNAL)}
+    return Group(peer, {**peer.defaults, **saved, **given}, members, saved, given, extras)
 
 
-def _read_state_dict(state_dict: Any, peer: Peer, params: list[Member] | None, given: Arguments) -> list[Group]:
-    """Read every group of a torch optimizer's state dict."""
-    groups = []
-    for group, members in read_groups(state_dict, params):
-        for name, value in given.items():
-            if name not in peer.renewable and group.get(name, ...) not in (..., value):
-                raise ValueError(f"{name}={value!r} is given, but the state dict has {group[name]!r}")
-        args = {**peer.defaults, **group, **given}
-        for member in members:
-            if member.entry:
-                moments = peer.read(args, member, group.get("step"))
-                member.moments = peer.correct(moments, {**peer.defaults, **group})
-                member.shape = moments.shape
-        extras = {key: value for key, value in group.items() if key not in (*peer.defaults, *INTERNAL)}
-        groups.append(Group(peer, args, members, group, given, extras))
-    return groups
+def _write(groups: list[Group], peer: Peer) -> tuple[StateDict, list[str]]:
+    """Make a peer's state dict, parameters numbered anew; names that stand for numbers stay. And what differs."""
+    entries: dict[int | str, dict[str, Any]] = {}
+    param_groups: list[dict[str, Any]] = []
+    differences: list[str] = []
+    number = 0
+    for group in groups:
+        translate(group.settings, peer)  # refuses what cannot be expressed before tensors are read
+        for keywords, members in group.split():
+            args, notes = translate(Settings(**keywords), peer)
+            keys = [m.item if isinstance(m.item, str) else number + i for i, m in enumerate(members)]
+            named = {"param_names": [m.name for m in members]} if all(m.is_named for m in members) else {}
+            param_groups.append({**group.extras, **args, "params": keys, **named})
+            stepped = [(key, m) for key, m in zip(keys, members, strict=True) if m.moments is not None]
+            entries |= {key: _write_entry(m, keywords, peer, args) for key, m in stepped}
+            differences += notes
+            number += len(members)
+    return {"state": entries, "param_groups": param_groups}, [n for g in groups for n in g.notes] + differences
+
+
+def _write_entry(member: Member, keywords: Keywords, peer: Peer, args: Arguments) -> dict[str, Any]:
+    """Return the peer's state of a parameter, which it must factor as ours does with these keywords."""
+    moments, name = member.moments, member.name
+    assert moments is not None
+    own, axes = factored_axes(moments.shape, keywords), peer.rule(args, name, moments.shape)
+    if axes and own and set(own) != set(axes):
+        raise ValueError(
+            f"{name} of shape {moments.shape} is factored over the axes {own}; {peer.name} would factor it over the "
+            "last two axes"
+        )
+    if axes and not own and 1 not in (moments.shape[axis] for axis in axes):
+        raise ValueError(f"{name} of shape {moments.shape} has its second moment whole; {peer.name} would factor it")
+    entry = peer.format.write(moments, axes)
+    if member.is_sliced:
+        entry["step"] = entry["step"].repeat(moments.shape[0])
+    return entry

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from adafactor.migration.trees import flatten
 
@@ -145,27 +144,16 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _write_safetensors(value: Any, path: Path) -> None:
-    _safetensors()
-    from safetensors.torch import save_file
-
-    tensors = {name: _contiguous(leaf, name) for name, leaf in flatten({"state": value["state"]})}
-    save_file(tensors, str(path), metadata={"param_groups": json.dumps(value["param_groups"])})
+    tensors = {name: torch.as_tensor(leaf).contiguous() for name, leaf in flatten({"state": value["state"]})}
+    _safetensors().torch.save_file(tensors, str(path), metadata={"param_groups": json.dumps(value["param_groups"])})
 
 
 def _safetensors() -> Any:
     try:
-        import safetensors
+        import safetensors.torch
     except ImportError as missing:
         raise ImportError("files that end in .safetensors need the package safetensors") from missing
     return safetensors
-
-
-def _contiguous(value: Any, path: str) -> Tensor:
-    if isinstance(value, (int, float)):
-        return torch.tensor(value)
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{path} is {type(value).__name__}, which a safetensors file cannot hold")
-    return value.contiguous()
 
 
 DESCRIPTIONS = {  # all that the `.metadata` of a distributed checkpoint is made of, besides torch's data types

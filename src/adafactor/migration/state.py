@@ -19,6 +19,8 @@ Axes = tuple[int, int]  # of rows and of columns
 Arguments = Mapping[str, Any]
 Entry = Mapping[str, Any]  # the state of one parameter
 StateDict = dict[str, Any]
+Means = dict[int | None, Tensor]  # axis → mean of V over it, which keeps the axis with length 1; None → V itself
+AxesOf = Callable[[Shape], Axes | None]  # the axes over which a tensor of this shape is factored
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float64, torch.float32, *HALF)
@@ -37,53 +39,32 @@ def refuse_damage(what: str) -> Iterator[None]:
 
 @dataclass
 class Moments:
-    """One parameter's statistics: the second moment unfactored, or its means over each of two axes."""
+    """One parameter's statistics: the second moment V itself, or its means over each of two axes."""
 
     shape: Shape
     step: int
-    full: Tensor | None = None  # V, in the parameter's shape
-    # axis → mean of V over it, which keeps the axis with length 1; rows are means over the column axis, and come first
-    means: dict[int, Tensor] = field(default_factory=dict)
+    means: Means  # of V itself, or over the column axis (R) and then over the row axis (C)
     momentum: Tensor | None = None
 
     @property
     def axes(self) -> Axes | None:
         """The axes of rows and columns; None if the second moment is unfactored."""
-        if not self.means:
-            return None
-        col, row = self.means
-        return row, col
+        axes = [axis for axis in self.means if axis is not None]
+        return (axes[1], axes[0]) if axes else None
 
-    def mean(self, axis: int) -> Tensor:
-        """Return the mean of V over an axis."""
-        return self.means[axis] if self.full is None else self.full.mean(axis, keepdim=True)
-
-    def unfactored(self) -> Tensor:
-        """Return V; of factors, one of the two axes has length 1, and the mean over it is V itself."""
-        if self.full is not None:
-            return self.full
-        return self.means[min(self.means, key=lambda axis: (self.shape[axis], -axis))]
+    def mean(self, axis: int | None) -> Tensor:
+        """Return the mean of V over an axis, or for None V itself."""
+        if axis is not None and self.axes is None:
+            return self.means[None].mean(axis, keepdim=True)
+        if axis is None and self.axes is not None:  # one of the two has length 1, and the mean over it is V
+            axis = min(self.axes, key=lambda axis: self.shape[axis])
+        return self.means[axis]
 
     def permute(self, order: tuple[int, ...]) -> Moments:
         """Return the same for the parameter `permute(order)`."""
-        means = {order.index(axis): mean.permute(order) for axis, mean in self.means.items()}
-        full, momentum = (None if t is None else t.permute(order) for t in (self.full, self.momentum))
-        return Moments(tuple(self.shape[a] for a in order), self.step, full, means, momentum)
-
-    def check(self, gap: float, name: str) -> None:
-        """Refuse what cannot be the statistics of one gradient: in every Adafactor, both factors have the same mean.
-
-        Of the larger mean, the smaller may miss this share.
-        """
-        if self.momentum is not None and tuple(self.momentum.shape) != self.shape:
-            raise ValueError(f"{name} of shape {self.shape} has a momentum of shape {tuple(self.momentum.shape)}")
-        means = [float(t.double().mean()) for t in self.means.values() if t.numel()]
-        if len(means) == 2 and all(map(math.isfinite, means)) and max(means) > 1e-30:
-            if min(means) < max(means) * (1 - gap):
-                raise ValueError(
-                    f"the row and column statistics of {name} have the means {means[0]:.3g} and {means[1]:.3g}, which "
-                    "are equal in every Adafactor: the state is damaged or of another optimizer"
-                )
+        means = {None if axis is None else order.index(axis): t.permute(order) for axis, t in self.means.items()}
+        momentum = None if self.momentum is None else self.momentum.permute(order)
+        return Moments(tuple(self.shape[axis] for axis in order), self.step, means, momentum)
 
 
 @dataclass
@@ -115,80 +96,75 @@ class Format:
     keeps_axes: bool = False  # the axis of a mean stays, with length 1
     count: Callable[[int], dict[str, Any]] = lambda step: {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
 
-    def read(self, member: Member, axes_of: Callable[[Shape], Axes | None], step: Any = None) -> Moments:
+    def read(self, member: Member, axes_of: AxesOf, step: int) -> Moments:
         """Read the moments of a parameter whose optimizer factors each shape over known axes.
 
-        Its own shape follows from that, and must be the one that is known, if any; the step is for an entry without.
+        Its own shape follows from that, and must be the one that is known, if any.
         """
         entry, name = member.entry, member.name
-        steps = count_steps(entry.get("step", step), f"'step' of {name}")
         momentum = _read_tensor(member, self.momentum) if self.momentum in entry else None
+        means: Means
         if self.row in entry or self.col in entry:
             shape, means = self._locate(member, axes_of)
-            moments = Moments(shape, steps, means=means, momentum=momentum)
         elif self.full in entry:
-            full = _read_tensor(member, self.full)
-            moments = Moments(tuple(full.shape), steps, full, momentum=momentum)
+            means = {None: _read_tensor(member, self.full)}
+            shape = tuple(means[None].shape)
         else:
             raise ValueError(f"the state of {name} has neither {self.row!r} nor {self.full!r}; it has {_list(entry)}")
-        if member.shape not in (None, moments.shape):
-            raise ValueError(f"{name} has the shape {member.shape}, its state is of the shape {moments.shape}")
-        # averages of second moments in half precision drift
-        dtypes = {value.dtype for key, value in entry.items() if isinstance(value, Tensor) and key != self.momentum}
-        moments.check(0.02 if dtypes.isdisjoint(HALF) else 0.5, name)
-        return moments
+        if member.shape not in (None, shape):
+            raise ValueError(f"{name} has the shape {member.shape}, its state is of the shape {shape}")
+        if momentum is not None and tuple(momentum.shape) != shape:
+            raise ValueError(f"{name} of shape {shape} has a momentum of shape {tuple(momentum.shape)}")
+        if None not in means:
+            self._check_means(member, *means.values())
+        return Moments(shape, step, means, momentum)
 
     def write(self, moments: Moments, axes: Axes | None) -> dict[str, Any]:
         """Return the entry of a parameter that is factored over these axes: copies, since the source may go on."""
-        if axes is None:
-            state = {self.full: moments.unfactored()}
-        else:
-            means = {self.row: axes[1], self.col: axes[0]}
-            state = {key: moments.mean(axis) for key, axis in means.items()}
-            if not self.keeps_axes:
-                state = {key: t.squeeze(means[key]) for key, t in state.items()}
-        if moments.momentum is not None:
-            state[self.momentum] = moments.momentum
-        return self.count(moments.step) | {key: t.clone() for key, t in state.items()}
+        means = {self.full: None} if axes is None else {self.row: axes[1], self.col: axes[0]}
+        state = self.count(moments.step)
+        for key, axis in means.items():
+            mean = moments.mean(axis)
+            state[key] = (mean if axis is None or self.keeps_axes else mean.squeeze(axis)).clone()
+        return state if moments.momentum is None else {**state, self.momentum: moments.momentum.clone()}
 
-    def _locate(self, member: Member, axes_of: Callable[[Shape], Axes | None]) -> tuple[Shape, dict[int, Tensor]]:
+    def _locate(self, member: Member, axes_of: AxesOf) -> tuple[Shape, Means]:
         """Find the shape, and the two axes, for which the optimizer would keep statistics of these shapes."""
         row, col = _read_tensor(member, self.row), _read_tensor(member, self.col)
-        fitting: list[tuple[Shape, dict[int, Tensor]]] = []
+        fitting: dict[Shape, Means] = {}
         dims = row.dim() + (not self.keeps_axes) if row.dim() == col.dim() else 0
         for row_axis, col_axis in itertools.permutations(range(dims), 2):
             r, c = (row, col) if self.keeps_axes else (row.unsqueeze(col_axis), col.unsqueeze(row_axis))
             shape = (*r.shape[:col_axis], c.shape[col_axis], *r.shape[col_axis + 1 :])
-            if all(_is_mean(t, shape, axis) for t, axis in ((r, col_axis), (c, row_axis))):
-                if axes_of(shape) == (row_axis, col_axis):
-                    fitting.append((shape, {col_axis: r, row_axis: c}))
-        fitting = [one for one in fitting if one[0] == member.shape] or fitting
-        if len(fitting) != 1:
+            of_means = [(*shape[:axis], 1, *shape[axis + 1 :]) for axis in (col_axis, row_axis)]
+            if [tuple(r.shape), tuple(c.shape)] == of_means and axes_of(shape) == (row_axis, col_axis):
+                fitting[shape] = {col_axis: r, row_axis: c}
+        shape = next(iter(fitting)) if len(fitting) == 1 else member.shape or ()
+        if shape not in fitting:
             given = "" if member.shape is None else f" of shape {member.shape}"
             raise ValueError(
                 f"{self.row!r} and {self.col!r} of {member.name} are {tuple(row.shape)} and {tuple(col.shape)}, "
                 f"not the means of rows and of columns of one tensor{given}"
             )
-        return fitting[0]
+        return shape, fitting[shape]
+
+    def _check_means(self, member: Member, row: Tensor, col: Tensor) -> None:
+        """Refuse what cannot be the statistics of one gradient: in every Adafactor, both factors have the same mean."""
+        low, high = sorted(float(t.double().mean()) for t in (row, col))  # NaN of no elements
+        is_half = any(member.entry[key].dtype in HALF for key in (self.row, self.col))
+        gap = 0.5 if is_half else 0.02  # averages in half precision drift
+        if 1e-30 < high < math.inf and low < high * (1 - gap):
+            raise ValueError(
+                f"the row and column statistics of {member.name} have the means {low:.3g} and {high:.3g}, which are "
+                "equal in every Adafactor: the state is damaged or of another optimizer"
+            )
 
 
-OURS = Format("full", "row", "col", "momentum")
-
-
-def _is_mean(t: Tensor, shape: Shape, axis: int) -> bool:
-    """Return whether it has the shape of a mean over this axis, which stays with length 1."""
-    return tuple(t.shape) == (*shape[:axis], 1, *shape[axis + 1 :])
-
-
-def _read_tensor(member: Member, key: str) -> Tensor:
-    """Read a statistic of a parameter, in float32 or float64."""
-    name = f"{key!r} of {member.name}"
-    if key not in member.entry:
-        raise ValueError(f"the state of {member.name} has no {key!r}; it has {_list(member.entry)}")
-    value = member.entry[key]
-    if not isinstance(value, Tensor) or value.dtype not in FLOATS:
-        raise ValueError(f"{name} is {_describe(value)}, not a floating-point tensor of 16, 32 or 64 bits")
-    return require_elements(value, name).detach().to(torch.promote_types(value.dtype, torch.float32))
+def factored_axes(shape: Shape, keywords: Arguments) -> Axes | None:
+    """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
+    names = ("factored", "axes", "min_factored", "per_slice")
+    factoring = find_factoring(shape, *(keywords[name] for name in names))
+    return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
 
 
 def require_elements(value: Tensor, name: str) -> Tensor:
@@ -208,13 +184,6 @@ def count_steps(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53 or value != int(value):
         raise ValueError(f"{name} is {_describe(value)}, not a number of steps")
     return int(value)
-
-
-def factored_axes(shape: Shape, keywords: Arguments) -> Axes | None:
-    """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
-    names = ("factored", "axes", "min_factored", "per_slice")
-    factoring = find_factoring(shape, *(keywords[name] for name in names))
-    return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
 
 
 def read_groups(state_dict: Any, params: list[Member] | None) -> list[tuple[dict[str, Any], list[Member]]]:
@@ -268,6 +237,17 @@ def _match_shapes(members: list[Member], params: list[Member]) -> None:
         raise ValueError(f"the state dict has {len(members)} parameters, params has {len(params)}")
     for member, param in zip(members, params, strict=True):
         member.shape = param.shape
+
+
+def _read_tensor(member: Member, key: str) -> Tensor:
+    """Read a statistic of a parameter, in float32 or float64."""
+    name = f"{key!r} of {member.name}"
+    if key not in member.entry:
+        raise ValueError(f"the state of {member.name} has no {key!r}; it has {_list(member.entry)}")
+    value = member.entry[key]
+    if not isinstance(value, Tensor) or value.dtype not in FLOATS:
+        raise ValueError(f"{name} is {_describe(value)}, not a floating-point tensor of 16, 32 or 64 bits")
+    return require_elements(value, name).detach().to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _is_list(values: Any, *types: type) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.migration.peer import Group, Keywords, Peer, finite, two_largest
+from adafactor.migration.peer import Argument, Group, Keywords, Peer, bound, other, same, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, Member, Shape, count_steps, require_elements
 
 ROUNDED_DECAY = (
@@ -19,14 +19,52 @@ LARGEST = "parameters of a larger RMS take larger steps, in proportion"
 GLOBAL_NORM = "call torch.nn.utils.clip_grad_norm_ before each step"
 
 
-def _express_optax(group: Group) -> Keywords:
-    args = group.args
-    if args["weight_decay_mask"] is not None:
+FIELDS = {"optax": ("count", "v_row", "v_col", "v"), "t5x": ("step", "param_states")}  # by which a state is known
+EMA = ("count", "ema")  # the momentum of optax
+FORMAT = Format("v", "v_row", "v_col", "m")
+COMMON = {
+    **same(decay_rate=0.8),
+    "learning_rate": Argument(None, "lr", lambda lr: 1.0 if lr is None else lr),
+    "multiply_by_parameter_scale": Argument(True, "relative"),
+    "clipping_threshold": bound(1.0, "clip"),
+    "weight_decay_rate": Argument(None, "weight_decay", lambda decay: decay or 0.0),
+    "factored": Argument(True, "factored", {True: "outer", False: False}.get),
+    "min_dim_size_to_factor": Argument(128, "min_factored"),
+    **other(dtype_momentum=None),
+}
+FIXED = {"lr_decay": None, "weight_decay_by": "constant"}
+EXPONENTS = {1: "rho", 2: 1.0}  # of lr in T5X's weight decay; 1.0 is the lr₀ of ρ²/lr₀
+
+
+def _adjust(group: Group, beta1: float | None) -> Keywords:
+    """Translate the momentum, and refuse a schedule."""
+    if callable(group.args["learning_rate"]):
+        raise ValueError(f"{group.peer.name}'s learning_rate is a schedule: pass its value and schedule lr with torch")
+    return group.momentum(beta1, group.args["dtype_momentum"], ROUNDED_DECAY)
+
+
+def _adjust_optax(group: Group) -> Keywords:
+    if group.args["weight_decay_mask"] is not None:
         raise ValueError("weight_decay_mask has no counterpart: make a group of the parameters that it masks")
-    return {**_express(group, args["decay_offset"], args["momentum"]), "eps": (args["eps"], 1e-3)}
+    return _adjust(group, group.args["momentum"])
 
 
-def _express_t5x(group: Group) -> Keywords:
+OPTAX = Peer(
+    "optax.adafactor",
+    {
+        **COMMON,
+        "eps": Argument(1e-30, "eps", lambda eps1: (eps1, 1e-3)),
+        **other(decay_offset=0, momentum=None, weight_decay_mask=None),
+    },
+    fixed=FIXED,
+    adjust=_adjust_optax,
+    format=FORMAT,
+    rule=two_largest,
+    step_offset="decay_offset",
+)
+
+
+def _adjust_t5x(group: Group) -> Keywords:
     args = group.args
     if args["learning_rate"] is None:
         raise ValueError("T5X's Adafactor takes no step without a learning_rate: pass it in the arguments")
@@ -34,7 +72,7 @@ def _express_t5x(group: Group) -> Keywords:
         raise ValueError("logical_factor_rules name axes of the model: pass the rule of each path in factor_map")
     if not isinstance(args["multiply_by_parameter_scale"], bool):
         raise ValueError("multiply_by_parameter_scale must be True or False: make a group of each kind of parameter")
-    keywords = {**_express(group, args["step_offset"], args["beta1"]), "eps": (args["epsilon1"], args["epsilon2"])}
+    keywords = {**_adjust(group, args["beta1"]), "eps": (args["epsilon1"], args["epsilon2"])}
     if exponent := args["weight_decay_rate_lr_exponent"]:
         if exponent not in EXPONENTS:
             raise ValueError(f"weight_decay_rate_lr_exponent={exponent!r} must be None, 0, 1 or 2 to be expressed")
@@ -44,38 +82,16 @@ def _express_t5x(group: Group) -> Keywords:
     return keywords
 
 
-def _express(group: Group, offset: int, beta1: float | None) -> Keywords:
-    """Translate what both have in common; no learning rate is a learning rate of 1."""
-    args, lr = group.args, group.args["learning_rate"]
-    if callable(lr):
-        raise ValueError(f"{group.peer.name}'s learning_rate is a schedule: pass its value and schedule lr with torch")
-    group.step_offset = offset
-    return {
-        **group.momentum(beta1, args["dtype_momentum"], ROUNDED_DECAY),
-        "lr": 1.0 if lr is None else lr,
-        "clip": finite(args["clipping_threshold"]),
-        "decay_rate": args["decay_rate"],
-        "weight_decay": args["weight_decay_rate"] or 0.0,
-        "relative": args["multiply_by_parameter_scale"],
-        "factored": {True: "outer", False: False}.get(args["factored"]),
-        "min_factored": args["min_dim_size_to_factor"],
-    }
-
-
 def _rule(args: Arguments, path: str) -> Sequence[str] | None:
     """Return the words of T5X's rule for a path, one for each axis: "row", "column", "batch" or "none"."""
     return (args["factor_map"] or {}).get(path.replace(".", "/"))
 
 
-def _sliced_t5x(args: Arguments, path: str) -> tuple[int, ...]:
-    return tuple(axis for axis, word in enumerate(_rule(args, path) or ()) if word == "batch")
-
-
-def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
+def _axes_t5x(args: Arguments, path: str, shape: Shape) -> Axes | None:
     """Up to two axes: as optax. For more: by the rule of the path, of "row", "column", "batch" and "none"."""
     rule = _rule(args, path)
     if not args["factored"] or len(shape) < 2 or (len(shape) == 2 and (rule is None or "batch" not in rule)):
-        return two_largest(args, shape, path)
+        return two_largest(args, path, shape)
     if rule is None or len(rule) != len(shape):
         raise ValueError(
             f"{path!r} of shape {shape} needs a rule of {len(shape)} words in arguments['factor_map'], as in T5X: "
@@ -91,15 +107,22 @@ def _factored_t5x(args: Arguments, shape: Shape, path: str) -> Axes | None:
     return rows[0], columns[0]
 
 
-FORMAT = Format("v", "v_row", "v_col", "m")
-EXPONENTS = {1: "rho", 2: 1.0}  # of lr in T5X's weight decay; 1.0 is the lr₀ of ρ²/lr₀
-COMMON = {  # arguments of both
-    **{"learning_rate": None, "multiply_by_parameter_scale": True, "clipping_threshold": 1.0, "decay_rate": 0.8},
-    **{"dtype_momentum": None, "weight_decay_rate": None, "factored": True, "min_dim_size_to_factor": 128},
-}
-FIXED = {"lr_decay": None, "weight_decay_by": "constant"}
-FIELDS = {"optax": ("count", "v_row", "v_col", "v"), "t5x": ("step", "param_states")}  # by which a state is known
-EMA = ("count", "ema")  # the momentum of optax
+T5X = Peer(
+    "T5X's Adafactor",
+    {
+        **COMMON,
+        **other(step_offset=0, beta1=None, epsilon1=1e-30, epsilon2=1e-3, weight_decay_rate_lr_exponent=None),
+        **other(factor_map=None, logical_factor_rules=None, max_parameter_scale=None),
+        **other(global_norm_clip_threshold=None, skip_nan_updates=None),
+    },
+    fixed=FIXED,
+    adjust=_adjust_t5x,
+    format=FORMAT,
+    rule=_axes_t5x,
+    varies=True,
+    slices=lambda args, path: tuple(axis for axis, word in enumerate(_rule(args, path) or ()) if word == "batch"),
+    step_offset="step_offset",
+)
 
 
 def recognise(tree: Any) -> str | None:
@@ -114,7 +137,7 @@ def read(tree: Any, peer: Peer, args: Arguments, params: list[Member] | None, pa
     places = {param.name: _place(param, paths) for param in params}
     if unknown := paths.keys() - places:
         raise ValueError(f"paths has {min(unknown)!r}, which is none of the parameters")
-    step, entries = (_read_optax if peer is OPTAX else _read_t5x)(tree, args)
+    step, entries = _read_slots(tree, peer, args)
     if missing := [path for path, _ in places.values() if path not in entries]:
         raise ValueError(f"the state has nothing under {missing[0]!r}; it has {', '.join(map(repr, sorted(entries)))}")
     if extra := sorted(entries.keys() - {path for path, _ in places.values()}):
@@ -122,7 +145,7 @@ def read(tree: Any, peer: Peer, args: Arguments, params: list[Member] | None, pa
     for param in params:
         (path, order), shape = places[param.name], param.shape or ()
         theirs = tuple(shape[order.index(axis)] for axis in range(len(shape)))
-        unused = ("v_row", "v_col") if peer.rule(args, theirs, path) is None else ("v",)  # of one element each
+        unused = ("v_row", "v_col") if peer.rule(args, path, theirs) is None else ("v",)  # of one element each
         entry = {key: _tensor(value) for key, value in entries[path].items() if key not in unused}
         param.moments = peer.read(args, Member(path, path, True, theirs, entry), step).permute(order)
         param.slices = tuple(order.index(axis) for axis in peer.slices(args, path))
@@ -139,35 +162,33 @@ def _place(param: Member, paths: Mapping[str, Any]) -> tuple[str, tuple[int, ...
     return path.replace(".", "/"), tuple(order)
 
 
-def _read_optax(tree: Any, args: Arguments) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Read `FactoredState(count, v_row, v_col, v)` and `EmaState(count, ema)`, wherever in the chain they are."""
-    state = _only(tree, FIELDS["optax"], "optax.adafactor")
-    slots = {key: state[key] for key in ("v", "v_row", "v_col")}
-    if args["momentum"]:
-        slots["m"] = _only(tree, EMA, "optax.ema")["ema"]
-    elif next(_nodes(tree, EMA), None):
-        raise ValueError("the state has an average of updates (ema), but arguments['momentum'] is not given")
-    entries: dict[str, dict[str, Any]] = {}
-    for key, slot in slots.items():
-        for path, value in flatten(slot):
-            entries.setdefault(path, {})[key] = value
-    return count_steps(_tensor(state["count"]), "'count' of the state"), entries
+def _read_slots(tree: Any, peer: Peer, args: Arguments) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the number of steps, and the state by the paths of parameters, wherever in a chain it is.
 
-
-def _read_t5x(tree: Any, args: Arguments) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Read `{"step", "param_states": {path: {v_row, v_col, v, m}}}`."""
-    state = _only(tree, FIELDS["t5x"], "T5X's Adafactor")
+    optax has `FactoredState(count, v_row, v_col, v)` and `EmaState(count, ema)`, with all parameters in each slot; T5X
+    `{"step", "param_states": {path: {v_row, v_col, v, m}}}`.
+    """
     entries: dict[str, dict[str, Any]] = {}
-    for path, value in flatten(state["param_states"]):
-        parent, _, key = path.rpartition("/")
-        if key not in ("v", "v_row", "v_col", "m"):
-            raise ValueError(f"the state has {path!r}, which T5X's Adafactor does not keep")
-        if key == "m" and args["beta1"] is None:
-            if tuple(value.shape) != (1,):
+    if peer is OPTAX:
+        state, count = _only(tree, FIELDS["optax"], "optax.adafactor"), "count"
+        slots = {key: state[key] for key in ("v", "v_row", "v_col")}
+        if args["momentum"]:
+            slots["m"] = _only(tree, EMA, "optax.ema")["ema"]
+        elif next(_nodes(tree, EMA), None):
+            raise ValueError("the state has an average of updates (ema), but arguments['momentum'] is not given")
+        for key, slot in slots.items():
+            for path, value in flatten(slot):
+                entries.setdefault(path, {})[key] = value
+    else:
+        state, count = _only(tree, FIELDS["t5x"], "T5X's Adafactor"), "step"
+        for path, value in flatten(state["param_states"]):
+            parent, _, key = path.rpartition("/")
+            if key not in ("v", "v_row", "v_col", "m"):
+                raise ValueError(f"the state has {path!r}, which T5X's Adafactor does not keep")
+            entries.setdefault(parent, {})[key] = value
+            if key == "m" and args["beta1"] is None and tuple(entries[parent].pop("m").shape) != (1,):
                 raise ValueError(f"the state has a momentum for {parent!r}, but arguments['beta1'] is not given")
-            continue
-        entries.setdefault(parent, {})[key] = value
-    return count_steps(_tensor(state["step"]), "'step' of the state"), entries
+    return count_steps(_tensor(state[count]), f"{count!r} of the state"), entries
 
 
 def _children(node: Any) -> Mapping[Any, Any] | None:
@@ -215,27 +236,3 @@ def _tensor(value: Any) -> Tensor:
         # bfloat16, which NumPy lends from ml_dtypes, is unknown to torch
         value = torch.tensor(array if exact else array.astype(np.float32))
     return require_elements(value, "a leaf of the tree")
-
-
-OPTAX = Peer(
-    "optax.adafactor",
-    {**COMMON, "decay_offset": 0, "momentum": None, "eps": 1e-30, "weight_decay_mask": None},
-    _express_optax,
-    fixed=FIXED,
-    format=FORMAT,
-    rule=two_largest,
-)
-T5X = Peer(
-    "T5X's Adafactor",
-    {
-        **{**COMMON, "step_offset": 0, "beta1": None, "epsilon1": 1e-30, "epsilon2": 1e-3},
-        **dict.fromkeys(("weight_decay_rate_lr_exponent", "global_norm_clip_threshold", "max_parameter_scale")),
-        **dict.fromkeys(("skip_nan_updates", "factor_map", "logical_factor_rules")),
-    },
-    _express_t5x,
-    fixed=FIXED,
-    format=FORMAT,
-    rule=_factored_t5x,
-    varies=True,
-    slices=_sliced_t5x,
-)
