@@ -34,19 +34,7 @@ from benchmarks.machine import ENVIRONMENT, PEAK, status
 
 MODEL = "gpt2"  # 124 million parameters; AdamW in float32 takes 1.9 GiB
 NOT_HERE = ("adamw-8bit", "adamw-8bit-bfloat16")  # bitsandbytes works in place on a GPU only
-OURS: dict[str, dict[str, Any]] = {
-    "adafactor-float32": {},
-    "adafactor-float32-momentum": {"beta1": 0.9},
-    "adafactor-float32-momentum-bfloat16": {"beta1": 0.9, "momentum_dtype": "bfloat16"},
-    "adafactor-float32-momentum-int8": {"beta1": 0.9, "momentum_dtype": "int8"},
-    "adafactor-bfloat16": {},
-    "adafactor-stochastic": {"rounding": "stochastic"},
-    "adafactor-stochastic-momentum": {"rounding": "stochastic", "beta1": 0.9},
-    "adafactor-stochastic-momentum-bfloat16": {"rounding": "stochastic", "beta1": 0.9, "momentum_dtype": "bfloat16"},
-    "adafactor-stochastic-momentum-int8": {"rounding": "stochastic", "beta1": 0.9, "momentum_dtype": "int8"},
-    "adafactor-kahan": {"rounding": "kahan"},
-    "adafactor-backward": {"rounding": "stochastic"},
-}
+OURS = {key: setting.keywords for key, setting in SETTINGS.items() if setting.optimizer == "adafactor"}
 
 
 class Given(torch.autograd.Function):

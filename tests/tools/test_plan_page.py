@@ -6,6 +6,7 @@ import html
 import json
 import re
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,17 @@ def test_the_command_without_a_model_shows_the_traffic_of_four(capsys: pytest.Ca
     out = capsys.readouterr().out
     assert sum(line.startswith("| llama-") for line in out.splitlines()) == 8
     assert out.startswith("Computed, not measured: ") and " ms |" not in out
+
+
+def test_with_lora_the_traffic_is_that_of_the_adapters(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for more in ([], ["--lora", "16"]):
+        assert cli.main(["plan", "llama-7b", "--settings", "adafactor-bfloat16", "--shards", "8", "--json", *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["traffic"][0])
+    whole, adapters = found
+    assert whole["parameters"] == sum(map(prod, shapes_of("llama-7b"))) and adapters["model"] == whole["model"]
+    assert adapters["parameters"] == 39_976_960  # 16·(in + out) of 32 layers' seven matrices
+    assert 50 * adapters["gradients_sent"] < whole["gradients_sent"]
 
 
 def test_inside_backward_each_wrapped_module_has_its_own_two_collectives(capsys: pytest.CaptureFixture[str]) -> None:

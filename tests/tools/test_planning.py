@@ -19,7 +19,7 @@ from adafactor.kernels import memory_order as memory_order
 from adafactor.kernels.eager.blocks import BLOCK_CPU, BLOCK_DEVICE
 from adafactor.planning import SETTINGS, plan_shards
 from adafactor.planning.communication import Link, fully_sharded
-from adafactor.planning.memory import BLOCK_BYTES, Shard, compiled_vectors
+from adafactor.planning.memory import compiled_vectors
 from adafactor.planning.models import Weight, llama
 from studies.plan import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes
 from tests import inside
@@ -122,7 +122,7 @@ def test_the_compiled_step_lays_out_as_many_vectors_as_the_plan_says(shape: tupl
     optimizer.step()
     job = inside.job_of(optimizer, p)
     end = int(job["results"]) + 8 * memory_order.RESULTS * int(job["B"] * job["chunks"])
-    assert end == job["scratch_bytes"] == compiled_vectors(Shard(shape, shape))
+    assert end == job["scratch_bytes"] == compiled_vectors(Weight(shape))
 
 
 @pytest.mark.slow
@@ -315,7 +315,7 @@ def test_on_a_cpu_plain_torch_holds_as_much_for_each_element_of_a_block(key: str
     first = 4 + sums.PARTS / 256 * (4 + 8)
     # a CPU makes a float32 copy of what rounding took away, and of bfloat16 weights that it steps in place
     converted = 4 if rounding == "kahan" or (rounding == "nearest" and dtype == torch.bfloat16) else 0
-    assert held / BLOCK_CPU == pytest.approx(max(first, BLOCK_BYTES[dtype, rounding] + converted), abs=1)
+    assert held / BLOCK_CPU == pytest.approx(max(first, SETTINGS[key].block_bytes + converted), abs=1)
 
 
 def test_the_state_in_the_traffic_is_that_of_an_optimizer_that_was_made() -> None:

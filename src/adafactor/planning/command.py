@@ -71,32 +71,35 @@ def plan(
     keys = list(SETTINGS if settings is None else settings)
     if unknown := [key for key in keys if key not in SETTINGS]:
         raise ValueError(f"unknown setting {unknown[0]!r}; there are {', '.join(SETTINGS)}")
-    situation = Situation(_device(device), adamw, batch or 0, tokens or 0, checkpointing, lora or 0)
+    situation = Situation(_device(device), adamw, batch or 0, tokens or 0, checkpointing, lora or 0, shards)
     limit = None if budget is None else parse_size(budget)
-    description = find(model)
-    if lora:
-        description = description.with_lora(lora)
-    result = _plan(description, keys, situation, shards, limit)
+    description = _describe(model, lora)
+    result = _plan(description, keys, situation, limit)
     return result if result.fitting else replace(result, alternative=_alternative(result, description))
 
 
-def _plan(model: Model, keys: Iterable[str], situation: Situation, shards: int, budget: int | None) -> Plan:
-    lines = tuple(line_of(model, SETTINGS[key], situation, shards) for key in keys)
+def _describe(model: torch.nn.Module | str | Path, lora: int | None) -> Model:
+    """Describe a model as it is trained."""
+    return find(model).with_lora(lora) if lora else find(model)
+
+
+def _plan(model: Model, keys: Iterable[str], situation: Situation, budget: int | None) -> Plan:
+    lines = tuple(line_of(model, SETTINGS[key], situation) for key in keys)
     trained = sum(w.count for w in model.trained)
-    return Plan(model.name, model.parameters, trained, len(model.weights), lines, shards, situation, budget)
+    return Plan(model.name, model.parameters, trained, len(model.weights), lines, situation, budget)
 
 
 def _alternative(plan: Plan, model: Model) -> Plan | None:
     """The first plan in which something fits: with checkpointing, smaller batches, then more and more devices."""
     how, keys = plan.situation, [line.key for line in plan.lines]
-    batches = [how.batch >> power for power in range(how.batch.bit_length())] or [0]
-    ways = [how.checkpointing, True] if how.batch and model.layers else [how.checkpointing]
-    tries = [(plan.shards, batch) for batch in batches] + [(plan.shards << power, how.batch) for power in range(1, 11)]
-    for shards, batch in tries:
-        for checkpointing in dict.fromkeys(ways):
-            changed = replace(how, batch=batch, checkpointing=checkpointing)
-            other = _plan(model, keys, changed, shards, plan.budget)
-            if other.fitting:
+    batches = [replace(how, batch=how.batch >> power) for power in range(max(1, how.batch.bit_length()))]
+    devices = [replace(how, shards=how.shards << power) for power in range(1, 11)]
+    for changed in batches + devices:
+        ways = [changed]
+        if how.batch and model.layers and not how.checkpointing:
+            ways.append(replace(changed, checkpointing=True))
+        for way in ways:
+            if (other := _plan(model, keys, way, plan.budget)).fitting:
                 return other
     return None
 
@@ -160,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
     link = None if arguments.bandwidth is None else Link(parse_size(arguments.bandwidth), arguments.latency / 1e6)
     options = {name: getattr(arguments, name) for name in OPTIONS}
     plans = [plan(model, shards=count, **options) for model in arguments.models for count in shards]
-    sharded = arguments.models or MODELS if arguments.shards else ()
+    sharded = [_describe(name, arguments.lora) for name in arguments.models or MODELS] if arguments.shards else []
     traffic = [traffic_of(model, count, link) for model in sharded for count in shards]
     if arguments.json:
         record = {"plans": [item.as_dict() for item in plans], "traffic": [asdict(item) for item in traffic]}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
 from adafactor.core.factoring import Factoring, find_factoring, state_bytes
 from adafactor.distributed.shard import Split
-from adafactor.planning.models import Shape, find
+from adafactor.planning.models import Model, Shape, find, largest_part
 
 MODELS = ("llama-1b", "llama-7b", "llama-70b", "llama-405b")  # when no model is named
 NUMBER = 8  # bytes: sums travel in double, on every device that has it
@@ -43,7 +43,10 @@ def traffic(parameters: Iterable[tuple[Factoring, tuple[int | None, ...]]], mesh
     ]
     numbers = [0] * len(mesh)
     for split in splits:
-        shapes = {**split.shapes(_largest_part(split, mesh)), "scalars": (2,)}  # ΣU², ΣX²
+        part = split.factoring.shape
+        for axis, ranks in zip(split.axes, mesh, strict=False):
+            part = part if axis is None else largest_part(part, ranks, axis)
+        shapes = {**split.shapes(part), "scalars": (2,)}  # ΣU², ΣX²
         for name, over in split.partial().items():
             for k in over:
                 numbers[k] += prod(shapes[name])
@@ -56,14 +59,6 @@ def traffic(parameters: Iterable[tuple[Factoring, tuple[int | None, ...]]], mesh
 def fully_sharded(shapes: Iterable[Shape], ranks: int) -> Traffic:
     """Compute the traffic of FSDP2 with Algorithm 6: every parameter is cut along its first axis, if it has one."""
     return traffic([(find_factoring(shape, "outer"), (0 if shape else None,)) for shape in shapes], (ranks,))
-
-
-def _largest_part(split: Split, mesh: tuple[int, ...]) -> Shape:
-    part = list(split.factoring.shape)
-    for axis, ranks in zip(split.axes, mesh, strict=False):
-        if axis is not None:
-            part[axis] = -(-part[axis] // ranks)
-    return tuple(part)
 
 
 @dataclass(frozen=True)
@@ -127,15 +122,19 @@ def plan_shards(
     """
     count, sums = sum(map(prod, shapes)), fully_sharded(shapes, ranks)
     state = sum(state_bytes(find_factoring(shape, "outer"), torch.float32, momentum=False) for shape in shapes)
-    gradients = torch.bfloat16.itemsize * count
+    gradients, in_backward = torch.bfloat16.itemsize * count, modules * sums.collectives
     # a ring of N ranks sends 2·(N − 1)/N of an all-reduce's bytes and (N − 1)/N of a reduce-scatter's
-    sent = 2 * sums.bytes * (ranks - 1) // ranks, gradients * (ranks - 1) // ranks
-    in_backward = modules * sums.collectives
-    seconds: tuple[float, ...] = ()
-    if link is not None:
-        every = [link.all_reduce(number, sums.bytes, ranks) for number in (sums.collectives, in_backward)]
-        seconds = (link.reduce_scatter(modules, gradients, ranks), *every)
-    return ModelTraffic(model, count, ranks, state, sums.collectives, *sent, in_backward, *seconds)
+    optimizer_sent = 2 * sums.bytes * (ranks - 1) // ranks
+    gradients_sent = gradients * (ranks - 1) // ranks
+    result = ModelTraffic(model, count, ranks, state, sums.collectives, optimizer_sent, gradients_sent, in_backward)
+    if link is None:
+        return result
+    return replace(
+        result,
+        gradients_seconds=link.reduce_scatter(modules, gradients, ranks),
+        optimizer_seconds=link.all_reduce(sums.collectives, sums.bytes, ranks),
+        optimizer_seconds_in_backward=link.all_reduce(in_backward, sums.bytes, ranks),
+    )
 
 
 def shapes_of(name: str) -> list[Shape]:
@@ -143,10 +142,9 @@ def shapes_of(name: str) -> list[Shape]:
     return [w.shape for w in find(name).trained]
 
 
-def traffic_of(name: str, ranks: int, link: Link | None = None) -> ModelTraffic:
-    """Compute the traffic of a model that is found by its name, each of whose layers is wrapped."""
-    model = find(name)
-    return plan_shards(name, [w.shape for w in model.trained], ranks, model.layers + 1, link)
+def traffic_of(model: Model, ranks: int, link: Link | None = None) -> ModelTraffic:
+    """Compute the traffic of what is trained of a model, each of whose layers is wrapped."""
+    return plan_shards(model.name, [w.shape for w in model.trained], ranks, model.layers + 1, link)
 
 
 def traffic_table(models: Iterable[ModelTraffic]) -> str:

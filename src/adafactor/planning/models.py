@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -29,11 +29,22 @@ class Weight:
     trainable: bool = True
     uses: int = 1  # in how many places of the model it is
     kind: str = "layer"  # or "table", whose rows are looked up, or "adapter", which LoRA adds
+    devices: int = 1  # that share it
 
     @property
     def count(self) -> int:
         """The number of elements."""
         return prod(self.shape)
+
+    @property
+    def part(self) -> Shape:
+        """What the first device has of it, which is the most: FSDP2 divides the first axis; a scalar is copied."""
+        return largest_part(self.shape, self.devices) if self.shape else ()
+
+    @property
+    def part_count(self) -> int:
+        """The number of elements on the first device."""
+        return prod(self.part)
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,10 @@ class Model:
         width = mode(axis for w in self.matrices for axis in w.shape)
         return positions * (self.layers * width * itemsize + max(layer + layer // 2, output))
 
+    def shard(self, devices: int) -> Model:
+        """Return this model, shared by so many devices."""
+        return replace(self, weights=tuple(replace(w, devices=devices) for w in self.weights))
+
     def with_lora(self, rank: int) -> Model:
         """Return this model frozen, and two trained matrices of that rank beside each matrix of its layers."""
         if not self.matrices:
@@ -98,55 +113,52 @@ class Model:
         return replace(self, weights=(*(replace(w, trainable=False) for w in self.weights), *adapters))
 
 
-def bert(layers: int = 12, width: int = 256) -> Iterator[Shape]:
+def largest_part(shape: Shape, count: int, axis: int = 0) -> Shape:
+    """The shape of the largest of so many parts along an axis."""
+    return (*shape[:axis], -(-shape[axis] // count), *shape[axis + 1 :])
+
+
+def bert(layers: int = 12, width: int = 256) -> list[Shape]:
     """A small BERT with its biases and norms: 199 tensors, most of them tiny."""
     d = width
-    yield from [(30522, d), (512, d), (2, d), (d,), (d,)]
-    for _ in range(layers):
-        yield from [(d, d), (d,)] * 4  # query, key, value, output
-        yield from [(d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,), (d,), (d,)]
-    yield from [(d, d), (d,)]
+    attention: list[Shape] = [(d, d), (d,)] * 4  # query, key, value, output
+    layer = [*attention, (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,), (d,), (d,)]
+    return [(30522, d), (512, d), (2, d), (d,), (d,), *layer * layers, (d, d), (d,)]
 
 
-def gpt2(layers: int = 12, width: int = 768) -> Iterator[Shape]:
+def gpt2(layers: int = 12, width: int = 768) -> list[Shape]:
     """GPT-2, by default the small one: 148 tensors, 124 million parameters. The output layer is the embedding."""
-    yield from [(50257, width), (1024, width), *transformer(layers, width), (width,), (width,)]
+    return [(50257, width), (1024, width), *transformer(layers, width), (width,), (width,)]
 
 
-def transformer(layers: int, d: int) -> Iterator[Shape]:
+def transformer(layers: int, d: int) -> list[Shape]:
     """GPT-2's blocks of any size, about 12·layers·d² parameters."""
-    for _ in range(layers):
-        yield from [(d,), (d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d,), (d,), (d, 4 * d), (4 * d,), (4 * d, d), (d,)]
+    attention: list[Shape] = [(d,), (d,), (d, 3 * d), (3 * d,), (d, d), (d,)]
+    return [*attention, (d,), (d,), (d, 4 * d), (4 * d,), (4 * d, d), (d,)] * layers
 
 
-def llama(layers: int, width: int, inner: int, key: int, words: int, tied: bool) -> Iterator[Shape]:
+def llama(layers: int, width: int, inner: int, key: int, words: int, tied: bool) -> list[Shape]:
     """A Llama, or a model built like one; `key` is the width of keys and values."""
-    yield (words, width)
-    for _ in range(layers):
-        yield from [(width, width), (key, width), (key, width), (width, width)]
-        yield from [(inner, width), (inner, width), (width, inner), (width,), (width,)]
-    yield (width,)
-    if not tied:
-        yield (words, width)
+    attention: list[Shape] = [(width, width), (key, width), (key, width), (width, width)]
+    layer = [*attention, (inner, width), (inner, width), (width, inner), (width,), (width,)]
+    shapes = [(words, width), *layer * layers, (width,)]
+    return shapes if tied else [*shapes, (words, width)]
 
 
-def t5(layers: int, width: int, inner: int, heads: int, key: int = 64) -> Iterator[Shape]:
+def t5(layers: int, width: int, inner: int, heads: int, key: int = 64) -> list[Shape]:
     """The first T5; `key` is the width of one head, `layers` are those of the encoder and again of the decoder."""
-    attention: list[Shape] = [*[(heads * key, width)] * 3, (width, heads * key)]
-    yield (32128, width)
-    for attentions in (1, 2):  # the decoder looks at itself and at the encoder
-        for layer in range(layers):
-            for number in range(attentions):
-                yield from attention
-                if layer == number == 0:
-                    yield (32, heads)  # the bias of relative positions, shared by all layers
-                yield (width,)
-            yield from [(inner, width), (width, inner), (width,)]
-        yield (width,)
+    matrices: list[Shape] = [*[(heads * key, width)] * 3, (width, heads * key)]
+    attention, biased = [*matrices, (width,)], [*matrices, (32, heads), (width,)]
+    forward: list[Shape] = [(inner, width), (width, inner), (width,)]
+    shapes: list[Shape] = [(32128, width)]
+    for more in ([], attention):  # the decoder looks at itself and at the encoder
+        # the first layer has the bias of relative positions, which all layers share
+        shapes += [*biased, *more, *forward, *[*attention, *more, *forward] * (layers - 1), (width,)]
+    return shapes
 
 
 # Llama 2: 7b, 13b; Llama 3: 8b, 70b; Llama 3.1: 405b; Llama 3.2: 1b, 3b. The first argument is the number of layers.
-PRESETS: dict[str, partial[Iterator[Shape]]] = {
+PRESETS: dict[str, partial[list[Shape]]] = {
     "gpt2": partial(gpt2, 12, 768),
     "gpt2-medium": partial(gpt2, 24, 1024),
     "gpt2-large": partial(gpt2, 36, 1280),

@@ -39,10 +39,14 @@ class Plan:
     trained: int
     tensors: int
     lines: tuple[Line, ...]
-    shards: int
     situation: Situation
     budget: int | None = None
     alternative: Plan | None = None
+
+    @property
+    def shards(self) -> int:
+        """The number of devices that share the model."""
+        return self.situation.shards
 
     @property
     def fitting(self) -> tuple[Line, ...]:
@@ -183,13 +187,12 @@ def print_plan(plan: Plan) -> None:
 
 def parse_size(text: int | str) -> int:
     """Return the bytes of `24GiB`, `24G` (the same), `24 GB` or `800MiB`; an integer is bytes, its text is not."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        count, unit = float(text), "B"
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-        count, unit = (float(match[1]), match[2].upper()) if match else (0.0, "-")
-        if count and not unit:
-            raise ValueError(f"{text} of what? Write {text}GiB, or {text}MiB")
+    is_bytes = isinstance(text, int) and not isinstance(text, bool)
+    words = f"{int(text)}B" if is_bytes else str(text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", words)
+    count, unit = (float(match[1]), match[2].upper()) if match else (0.0, "-")
+    if count and not unit:
+        raise ValueError(f"{text} of what? Write {text}GiB, or {text}MiB")
     if unit not in UNITS or count <= 0:
         raise ValueError(f"{text!r} must be a size above 0 such as 24GiB or 24G (2³⁰ bytes), 24GB (10⁹) or 800MiB")
     return int(count * UNITS[unit])
