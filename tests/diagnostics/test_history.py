@@ -59,6 +59,8 @@ def test_a_history_is_continued_after_a_resume_and_a_line_cut_off_is_left_out(tm
     assert [report.step for report in History.load(path)] == [4, 8, 12]
     path.write_text(path.read_text() + '{"step": 16, "rms_upd')
     assert [report.step for report in History.load(path)] == [4, 8, 12]
+    run(optimizer, regression(model), steps=8, history=History(path))
+    assert [report.step for report in History.load(path)] == [4, 8, 12, 16, 20]
 
 
 @pytest.mark.parametrize("line", ["nothing", "[]", '{"step": 3}', '{"parameters": [{"name": "a"}]}'])

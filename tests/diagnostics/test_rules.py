@@ -169,6 +169,31 @@ def test_updates_that_are_always_clipped_are_told() -> None:
     assert diagnose(run(Adafactor(model.named_parameters()), regression(model), steps=220, every=20)) == []
 
 
+def test_a_bounded_decay_forgets_whatever_the_decay_rate() -> None:
+    def told(**keywords: Any) -> set[str]:
+        model = Perceptron()
+        return kinds(diagnose(run(Adafactor(model.named_parameters(), decay_rate=1.2, **keywords), regression(model))))
+
+    assert told() == {"never forgets"} and told(beta2_max=0.999) == set()
+
+
+def test_a_matrix_that_starts_at_zero_and_outgrows_its_scale_is_told() -> None:
+    model = Perceptron()
+    nn.init.zeros_(model.last.weight)
+    optimizer = Adafactor(model.named_parameters(), lr=0.3, lr_decay=None, eps=(1e-30, 1.0), maximize=True)
+    found = only(diagnose(run(optimizer, regression(model), every=1), losses=[]), "growing")
+    assert "2.weight" in found.parameters
+
+
+def test_a_matrix_of_zeros_without_a_floor_is_told_to_have_no_step_size() -> None:
+    model = Perceptron()
+    for name in ("0.weight", "2.weight"):
+        nn.init.zeros_(model.get_parameter(name))
+    optimizer = Adafactor(model.named_parameters(), eps=(1e-30, 0.0), lr=1e-3)
+    found = only(diagnose(run(optimizer, regression(model))), "no step size")
+    assert found.parameters == ("0.weight", "2.weight")
+
+
 @pytest.mark.parametrize(
     ("losses", "found"),
     [

@@ -29,7 +29,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adafactor.check.compare import State, Wrong, change, deviation
-from adafactor.core import momentum
+from adafactor.core import state as states
+from adafactor.core.contract import Form, Parameter
+from adafactor.core.record import StepMetrics
+from adafactor.core.settings import Settings
 
 Make = Callable[..., Optimizer]  # makes an optimizer of parameters, `backend` and keywords
 SIZES = (1.0, 3.0, 0.2)  # of the gradients in each step
@@ -198,7 +201,7 @@ class Training:
                 p.grad_dtype = None
             p.grad = torch.empty_like(g).copy_(g)
         keywords = {**data.variant.keywords, **keywords}
-        self.optimizer = data.make(grouped(self.params, data.tensors, keywords), backend=backend, **keywords)
+        self.optimizer = data.make(grouped(self.params, keywords), backend=backend, **keywords)
 
     def set_gradients(self, grads: Sequence[Tensor], scale: float = 1.0) -> None:
         """Write gradients where the last ones are."""
@@ -217,18 +220,23 @@ class Training:
         return [{name: t.detach().clone() for name, t in one.items() if isinstance(t, Tensor)} for one in every]
 
 
-def grouped(params: Sequence[Tensor], tensors: Sequence[TensorSpec], keywords: Mapping[str, Any]) -> list[Any]:
+def grouped(params: Sequence[Tensor], keywords: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Divide parameters into groups: what Triton would leave to eager PyTorch is rounded in a way that it has."""
-    rounding, dtype = keywords.get("rounding", "nearest"), keywords.get("momentum_dtype", "float32")
-    is_random = rounding == "stochastic" or (dtype != "float32" and keywords.get("momentum_rounding") != "nearest")
-    plain = {"momentum_dtype": "float32", "rounding": "nearest" if rounding == "stochastic" else rounding}
-    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], **plain}]
-    for p, spec in zip(params, tensors, strict=True):
-        length, is_whole = (1, *spec.shape)[-1], not keywords.get("factored", True)
-        is_uneven = is_whole and length not in (p.numel(), length // momentum.BLOCK * momentum.BLOCK)
-        has_no_blocks = dtype == "int8" and (bool(spec.storage) or len(spec.shape) > 3 or is_uneven)
-        groups[has_no_blocks or (is_random and is_whole and bool(spec.storage))]["params"].append(p)
-    return [group for group in groups if group["params"]]
+    from adafactor.kernels import triton
+
+    settings = Settings(**keywords)
+    rounding = "nearest" if settings.rounding == "stochastic" else settings.rounding
+    able: dict[str, Any] = {"params": []}
+    others: dict[str, Any] = {"params": [], "rounding": rounding, "momentum_dtype": "float32"}
+    for p in params:
+        assert p.grad is not None
+        form = Form(type(p.grad), (p.grad.layout, p.grad.dtype, p.device, p.shape), False, False, p.grad.stride())
+        factoring = states.factoring_of(p, settings)
+        state = states.new_state(p, factoring, settings, "")
+        parameter = Parameter(p, p.detach(), state, factoring, settings, 0, "", 0, StepMetrics(), form=form)
+        group = able if triton.why_not(parameter) is None else others
+        group["params"].append(p)
+    return [group for group in (able, others) if group["params"]]
 
 
 def compare(data: Data, keywords: dict[str, Any], bad_gradients: bool = False) -> Comparisons:
@@ -256,21 +264,15 @@ def scale_gradients(data: Data) -> Comparisons:
     """Do what GradScaler leaves to the optimizer: scaled gradients, and whether one of them was infinite."""
     scale = 1.0 if data.variant.g == FP16 else 1024.0  # a power of two; float16 has no range for it
     ours, unscaled = Training(data, "triton"), Training(data, "triton")
-
-    def step(number: int, infinite: bool) -> None:
-        optimizer: Any = ours.optimizer
-        optimizer.grad_scale = torch.full((), scale, dtype=FP32, device=data.device)
-        optimizer.found_inf = torch.full((), float(infinite), dtype=FP32, device=data.device)
-        try:
-            ours.step(data.grads[number], scale)
-        finally:
-            del optimizer.grad_scale, optimizer.found_inf
-
-    step(0, infinite=False)
+    optimizer: Any = ours.optimizer
+    optimizer.grad_scale = torch.full((), scale, dtype=FP32, device=data.device)
+    optimizer.found_inf = torch.zeros((), dtype=FP32, device=data.device)
+    ours.step(data.grads[0], scale)
     unscaled.step(data.grads[0])
     yield from _changes(data.tensors, unscaled.snapshot(), ours.snapshot(), " when gradients are scaled")
     before = ours.snapshot()
-    step(1, infinite=True)
+    optimizer.found_inf = torch.ones((), dtype=FP32, device=data.device)
+    ours.step(data.grads[1], scale)
     yield from _changes(data.tensors, before, ours.snapshot(), " though an infinity was found")
 
 

@@ -81,6 +81,8 @@ def note_launches(module: Any = None) -> Iterator[list[tuple[str, Any, Any]]]:
 
     The events are those of this module of torch's. Without it none of the kernels is run.
     """
+    from unittest.mock import patch
+
     from adafactor.kernels.triton import executor
 
     real = executor.launch
@@ -96,11 +98,8 @@ def note_launches(module: Any = None) -> Iterator[list[tuple[str, Any, Any]]]:
             last.record()
         noted.append((str(kernel.__name__).replace("_", " "), first, last))
 
-    executor.launch = launch
-    try:
+    with patch.object(executor, "launch", launch):
         yield noted
-    finally:
-        executor.launch = real
 
 
 @dataclass

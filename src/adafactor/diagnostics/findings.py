@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import fmean, median
 from textwrap import fill
 
-from adafactor.diagnostics.naming import shortened
-from adafactor.diagnostics.rules import RULES, Hit
-from adafactor.diagnostics.series import Parameter, reports_of, turn
+from adafactor.core.record import Record
+from adafactor.diagnostics.naming import shorten
+from adafactor.diagnostics.report import Report
+from adafactor.diagnostics.rules import RULES, Hit, loss_grows
+from adafactor.diagnostics.series import Parameter, group_by_parameter
 
 
 @dataclass(frozen=True)
@@ -54,49 +54,48 @@ def diagnose(source: object, losses: Iterable[float] | None = None) -> list[Find
         losses: one a step, or now and then, in order; without them, those that `Watch.add_loss` gave to the reports.
     """
     reports = reports_of(source)
-    parameters = turn(reports)
+    parameters = group_by_parameter(reports)
     losses = [report.loss for report in reports if report.loss is not None] if losses is None else losses
     findings = []
     if hit := loss_grows([float(loss) for loss in losses]):
-        findings.append(_finding("loss grows", [("", hit)], []))
+        where = "the whole model"
+        findings.append(Finding("loss grows", hit.severity, hit.what, (), where, hit.figure, hit.certainty, hit.change))
+    groups: dict[tuple[str, ...], dict[str, Hit]] = {}  # of parameters for which the same is to be done, by name
     for kind, rule in RULES.items():
-        groups: dict[tuple[str, str, str], list[tuple[str, Hit]]] = {}  # for which the same is to be done
         for p in parameters:
             if hit := rule(p):
-                groups.setdefault((hit.severity, hit.what, hit.change), []).append((p.name, hit))
-        findings += [_finding(kind, hits, parameters) for hits in groups.values()]
+                groups.setdefault((kind, hit.severity, hit.what, hit.change), {})[p.name] = hit
+    findings += [_finding(kind, hits, parameters) for (kind, *_), hits in groups.items()]
     return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 
-def loss_grows(losses: Sequence[float]) -> Hit | None:
-    """The loss has come up by more than half of what it had gone down, and by more than it wavers."""
-    if len(losses) < 5:
-        return None
-    if bad := sum(not math.isfinite(loss) for loss in losses):
-        change = "Look at the batches and the loss; lower lr or warm it up."
-        return Hit("The loss is not a finite number.", f"NaN or infinite in {bad} of {len(losses)} losses", change)
-    size = max(2, len(losses) // 10)
-    means = [fmean(losses[i : i + size]) for i in range(len(losses) % size, len(losses), size)]
-    least, last = min(losses[0], *means), means[-1]
-    wavers = median(abs(b - (a + c) / 2) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False))
-    if last - least <= max((losses[0] - least) / 2, 5 * wavers, abs(least) / 50):
-        return None
-    change = (
-        "Other findings say why. Without any, look at the data from there on and at the sign of the loss; else go back "
-        "to a checkpoint from before and lower lr."
-    )
-    figure = f"{losses[0]:.3g} at first, {least:.3g} at its least, {last:.3g} at the end"
-    return Hit("The loss grows.", figure, change)
-
-
-def _finding(kind: str, hits: list[tuple[str, Hit]], parameters: list[Parameter]) -> Finding:
-    """Put what a rule says of several parameters into one; without parameters it is about the whole model."""
-    name, worst = max(hits, key=lambda pair: pair[1].weight)
-    names = tuple(name for name, _ in hits) if parameters else ()
-    where = shortened(names, [(p.name, p.shape) for p in parameters]) if names else "the whole model"
-    figure = worst.figure
-    if len(names) > 1:
-        where = f"{len(names)} of {len(parameters)} tensors: {where}"
+def _finding(kind: str, hits: dict[str, Hit], parameters: list[Parameter]) -> Finding:
+    """Put what a rule says of several parameters into one."""
+    name, worst = max(hits.items(), key=lambda pair: pair[1].weight)
+    where, figure = shorten(hits, [p.records[-1] for p in parameters]), worst.figure
+    if len(hits) > 1:
+        where = f"{len(hits)} of {len(parameters)} tensors: {where}"
         figure += f", the worst of them ({name})"
-    certainty = max((hit.certainty for _, hit in hits), key=("possible", "likely", "certain").index)
-    return Finding(kind, worst.severity, worst.what, names, where, figure, certainty, worst.change)
+    certainty = max((hit.certainty for hit in hits.values()), key=("possible", "likely", "certain").index)
+    return Finding(kind, worst.severity, worst.what, tuple(hits), where, figure, certainty, worst.change)
+
+
+def reports_of(source: object) -> list[Report]:
+    """Return the reports that an optimizer, a `History`, a report or records stand for."""
+    if isinstance(source, Report):
+        return [source]
+    if hasattr(source, "param_groups"):
+        return [Report.of(source)]
+    if not isinstance(source, Iterable):
+        raise TypeError(f"source={source!r} must be an optimizer, a History, or reports, not {type(source).__name__}")
+    items = list(source)
+    if items and all(isinstance(item, Record) for item in items):
+        items = [items]
+    return [item if isinstance(item, Report) else Report(0, _records(item)) for item in items]
+
+
+def _records(items: object) -> tuple[Record, ...]:
+    records = tuple(items) if isinstance(items, Iterable) else (items,)
+    if not all(isinstance(record, Record) for record in records):
+        raise TypeError(f"a report must be a Report or a list of records, as optimizer.report() gives, not {items!r}")
+    return records

@@ -50,6 +50,8 @@ class History:
             self.reports.pop()
         self.reports.append(report)
         if self.path is not None:
+            if not self._header and self.path.exists():
+                _drop_unfinished_line(self.path)
             with self.path.open("a", encoding="utf-8") as stream:
                 self._write(report, stream)
 
@@ -111,6 +113,12 @@ class History:
         line: dict[str, Any] = {"step": report.step, "loss": _rounded(report.loss)}
         line |= {field.name: [_rounded(getattr(record, field.name)) for record in report.records] for field in COLUMNS}
         stream.write(json.dumps(line) + "\n")
+
+
+def _drop_unfinished_line(path: Path) -> None:
+    """Remove what a run that died was writing, so that the next line does not continue it."""
+    with path.open("rb+") as stream:
+        stream.truncate(stream.read().rfind(b"\n") + 1)
 
 
 def _header(report: Report) -> dict[str, Any]:

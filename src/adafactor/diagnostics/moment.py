@@ -91,7 +91,8 @@ class FullMoment:
     def __init__(self, optimizer: object, names: str | Iterable[str], model: Module | None = None) -> None:
         """Begin with the next step."""
         self.optimizer = unwrap(optimizer)
-        known = {name: (p, group) for name, p, group in parameters(self.optimizer, model)}
+        groups = self.optimizer.param_groups
+        known = {name: (p, groups[i]) for name, p, i in parameters(self.optimizer, model)}
         chosen = select(list(known), names)
         self._observed = {name: _Observed(*known[name], self.optimizer.state) for name in chosen}
         self._hook = self.optimizer.register_step_post_hook(lambda *_: self._observe())
@@ -156,7 +157,7 @@ class _Observed:
         factoring = factoring_of(self.p, s)
         coverage = 1 - self.past
         v = self.v / coverage
-        estimate = factored(v, factoring)
+        estimate = from_factors(v, factoring)
         ratio = v / estimate
         mine, full = self.g * estimate.rsqrt(), self.g * v.rsqrt()
         return Fit(
@@ -177,7 +178,7 @@ class _Observed:
         )
 
 
-def factored(v: Tensor, factoring: Factoring) -> Tensor:
+def from_factors(v: Tensor, factoring: Factoring) -> Tensor:
     """Return V̂ = R·C/mean(R) of a second moment, or its row or column means alone (§3, §3.2)."""
     if not isinstance(factoring, Factored):
         return v

@@ -11,10 +11,10 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
-from adafactor.diagnostics.naming import common_prefix, grouped
+from adafactor.diagnostics.naming import group_with_title
 from adafactor.diagnostics.report import Report
 
 LOW, HIGH = "#2f6fd0", "#d6342c"
@@ -65,18 +65,15 @@ def draw(reports: Sequence[Report], path: str | Path, figure: str = "rms_update"
     if not reports:
         raise ValueError("there is nothing to draw: the history has no report")
     look = LOOKS[figure]
-    kinds = grouped((record.name, record.shape) for record in reports[-1].records)
-    names = [name for kind in kinds.values() for name in kind]
+    title, kinds = group_with_title(reports[-1].records)
     height = sum(max(LABEL, ROW * len(kind)) for kind in kinds.values())
     page = Figure(figsize=(9, height + 2.6), dpi=120, layout="constrained")
     above, below = page.subplots(2, 1, sharex=True, height_ratios=[1.5, height])
-    values = _values(reports, names, figure)
     steps = [report.step or i + 1 for i, report in enumerate(reports)]
-    prefix = common_prefix(names)
+    values = _values(reports, [record.name for kind in kinds.values() for record in kind], figure)
     _draw_curves(above, steps, values, look)
-    _draw_map(below, steps, values, {label.removeprefix(prefix): len(kind) for label, kind in kinds.items()}, look)
-    whose = f"{len(names)} tensors{f' of {prefix}'.rstrip('.') if prefix else ''}"
-    above.set_title(f"{look.title}, {whose}", loc="left", fontsize=10)
+    _draw_map(below, steps, values, {label: len(kind) for label, kind in kinds.items()}, look)
+    above.set_title(f"{look.title}, {title}", loc="left", fontsize=10)
     page.savefig(Path(path))
 
 
@@ -84,8 +81,7 @@ def _values(reports: Sequence[Report], names: list[str], metric: str) -> NDArray
     """Return a metric as (parameters, reports), NaN where there is none."""
     columns = [{record.name: getattr(record, metric) for record in report.records} for report in reports]
     values = np.array([[column.get(name, np.nan) for column in columns] for name in names], dtype=np.float64)
-    values[~np.isfinite(values)] = np.nan
-    return values
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _draw_curves(axes: Axes, steps: list[int], values: NDArray[np.float64], look: Look) -> None:
@@ -103,8 +99,8 @@ def _draw_curves(axes: Axes, steps: list[int], values: NDArray[np.float64], look
         axes.set_yscale("log")
         bottom, top = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if top < 300 * bottom else (1.0,)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
     if look.line is not None:
         axes.axhline(look.line, color=INK, lw=0.8, ls=":")
     axes.tick_params(labelsize=8)

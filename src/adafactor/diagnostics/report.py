@@ -53,16 +53,14 @@ class Report:
             loss: the mean of the losses since the last report, if it is known.
         """
         optimizer = unwrap(optimizer)
-        settings = {id(group): Settings.of(group) for group in optimizer.param_groups}
-        records, about = [], {}
+        settings = [Settings.of(group) for group in optimizer.param_groups]
         members = [
-            (stepped.name, p, group)
+            (part.name, p, settings[group])
             for name, p, group in parameters(optimizer, model)
-            for stepped in slices_of(p, name, group["per_slice"])
+            for part in slices_of(p, name, settings[group].per_slice)
         ]
-        for record, (name, p, group) in zip(optimizer.report(), members, strict=True):
-            records.append(replace(record, name=name))
-            about[name] = About(str(p.dtype).removeprefix("torch."), p.requires_grad, settings[id(group)])
+        records = [replace(record, name=name) for record, (name, _, _) in zip(optimizer.report(), members, strict=True)]
+        about = {name: About(str(p.dtype).removeprefix("torch."), p.requires_grad, its) for name, p, its in members}
         # the largest t of any parameter, since some may have been left out
         counts = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
         steps = [int(step) for count in counts for step in local(count).reshape(-1).tolist()]
@@ -173,13 +171,12 @@ def unwrap(optimizer: Any) -> Adafactor:
     return inner
 
 
-def parameters(optimizer: Adafactor, model: Module | None = None) -> list[tuple[str, Tensor, dict[str, Any]]]:
-    """Return every parameter with its name and group, in the order of the groups, by the model's name if it has one.
+def parameters(optimizer: Adafactor, model: Module | None = None) -> list[tuple[str, Tensor, int]]:
+    """Return every parameter with its name and its group's number, by the model's name if it has one.
 
     Groups may share names if each was named for itself; such a name gets the group's number.
     """
     known: dict[Tensor, str] = {} if model is None else {p: name for name, p in model.named_parameters()}
-    groups = optimizer.param_groups
-    members = [(known.get(entry.p, entry.name), entry.p, entry.group) for entry in entries_of(groups)]
+    members = [(known.get(entry.p, entry.name), entry.p, entry.group) for entry in entries_of(optimizer.param_groups)]
     count = Counter(name for name, _, _ in members)
-    return [(name if count[name] == 1 else f"{name} (group {i})", p, groups[i]) for name, p, i in members]
+    return [(name if count[name] == 1 else f"{name} (group {group})", p, group) for name, p, group in members]

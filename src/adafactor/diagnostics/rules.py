@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import torch
 
 from adafactor.core.factoring import find_factoring
 from adafactor.diagnostics.series import LARGE, Parameter
-
-# Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8. The largest
-# is 4.4, but clipped. With the paper's unstable setting four of five tensors jump above 4, and stay at 0.01–0.2 else.
-JUMP = 4.0  # RMS(U) of a single step that is no chance
-HIGH = 2.0  # RMS(U) that is too high if it is so often
-OFTEN = 1 / 4  # of the reports; without clipping three of them are enough
-LOW = 0.25  # RMS(U) that is too low if it is so mostly
-ALWAYS = 0.99  # of the steps
-ENOUGH = 200  # steps, to say "always"
-# The limits of a step too large or too small are from the runs of studies/diagnoses.py and of that GPT, at lr from 3e-4
-# to 0.3: where the loss goes down as it should, no step is above 0.1 of a matrix and none grows to 2.3 times its scale.
-OVERWRITTEN = 0.15  # of a matrix in one step
-GROWN = 2.0  # RMS(X) against its least; the first report may come when it has grown already
-OUTGROWN = 3.0  # RMS(X) against the matrix's scale
-SLOW = 2e-3  # lr of relative steps: the defaults have 1e-2, and AdamW is hardly ever given more than 1e-3
-STILL = 1e-6  # relative change of absolute steps: a thousand of them are a thousandth of the parameter
-BEYOND = 1.5  # times what an up-to-date unfactored estimate could give
-UNIT_ROUNDOFFS = 1 / 8  # of eps: with a smaller relative change, most elements of a normal matrix stay where they are
 
 
 @dataclass(frozen=True)
@@ -41,6 +23,9 @@ class Hit:
     severity: str = "warning"
     certainty: str = "certain"
     weight: float = 0.0  # how bad it is, to name the worst
+
+
+# ---- steps that are not taken, or in vain
 
 
 def not_finite(p: Parameter) -> Hit | None:
@@ -67,7 +52,7 @@ def not_finite(p: Parameter) -> Hit | None:
 def unused(p: Parameter) -> Hit | None:
     """Others step, this one never gets a gradient."""
     most = max(other.taken for other in p.everyone)
-    if p.taken or p.records[-1].skipped or not most or p.about is None or not p.about.trainable:
+    if p.taken or p.records[-1].skipped or not most or not p.trainable:
         return None
     what = "No gradient arrives: these parameters are not part of the loss."
     change = "Use them in forward(), or set requires_grad=False, or leave them out of the optimizer."
@@ -94,20 +79,36 @@ def no_step_size(p: Parameter) -> Hit | None:
     return Hit("The step size is zero: nothing moves.", f"step size 0 {p.seen(len(p.latest))}", change)
 
 
+UNIT_ROUNDOFFS = 1 / 8  # of eps: with a smaller relative change, most elements of a normal matrix stay where they are
+
+
 def lost_to_rounding(p: Parameter) -> Hit | None:
     """The change is below the resolution of the parameter's dtype."""
-    if p.about is None or p.about.dtype not in ("bfloat16", "float16") or p.settings.rounding != "nearest":
+    if p.dtype not in ("bfloat16", "float16") or p.settings.rounding != "nearest":
         return None
-    moved, eps = p.middle("relative_change"), torch.finfo(getattr(torch, p.about.dtype)).eps
+    moved, eps = p.median("relative_change"), torch.finfo(getattr(torch, p.dtype)).eps
     if not 0 < moved < eps * UNIT_ROUNDOFFS:
         return None
-    what = f"Steps are below the resolution of {p.about.dtype}: rounding puts most elements back where they were."
+    what = f"Steps are below the resolution of {p.dtype}: rounding puts most elements back where they were."
     figure = f"a step changes {moved:.1e} of the parameter; the halfway points are {eps / 4:.1e} to {eps / 2:.1e} away"
     change = (
         'rounding="stochastic" (no more memory) or rounding="kahan" (2 bytes a parameter more); or keep these '
         "parameters in float32; or a larger lr, if that is right otherwise."
     )
     return Hit(what, figure, change, certainty=p.certainty(len(p.stepped)), weight=-moved)
+
+
+# ---- RMS(U) of a second moment that is old, or that does not fit (§5)
+
+# Of the GPT of docs/diagnostics.md, trained with the defaults, nine of ten RMS(U) are between 0.5 and 1.8. The largest
+# is 4.4, but clipped. With the paper's unstable setting four of five tensors jump above 4, and stay at 0.01–0.2 else.
+JUMP = 4.0  # RMS(U) of a single step that is no chance
+HIGH = 2.0  # RMS(U) that is too high if it is so often
+OFTEN = 1 / 4  # of the reports; without clipping three of them are enough
+LOW = 0.25  # RMS(U) that is too low if it is so mostly
+BEYOND = 1.5  # times what an up-to-date unfactored estimate could give
+ALWAYS = 0.99  # of the steps
+ENOUGH = 200  # steps, to say "always"
 
 
 def out_of_date(p: Parameter) -> Hit | None:
@@ -129,7 +130,7 @@ def out_of_date(p: Parameter) -> Hit | None:
 def poor_fit(p: Parameter) -> Hit | None:
     """RMS(U) is so far above 1 that no age of V̂ explains it: then the factors do not fit."""
     s = p.settings
-    if p.about is None or p.averaged or find_factoring(p.shape, s.factored, s.axes, s.min_factored).estimator == "full":
+    if not p.known or p.averaged or find_factoring(p.shape, s.factored, s.axes, s.min_factored).estimator == "full":
         return None
     # the largest RMS(U) of an unfactored V̂: G² ≤ V̂/(1 − β̂₂ₜ), whatever came before
     bounds = [((1 - r.beta2) ** -0.5, r.rms_update) for r in p.stepped if r.beta2 < 1]
@@ -156,6 +157,63 @@ def too_small(p: Parameter) -> Hit | None:
     figure = f"RMS(U) {median(values):.2g} in the median, below {LOW:g} {p.seen(low)}"
     change = f"Nothing, if training has come to its end. After a jump of the gradient: {_faster_decay(p)}."
     return Hit(what, figure, change, "note", p.certainty(low), -median(values))
+
+
+def always_clipped(p: Parameter) -> Hit | None:
+    """Every update is cut to the same RMS."""
+    d = p.settings.clip
+    if p.taken < ENOUGH or d is None:
+        return None
+    rate = sum(record.clip_rate * record.steps for record in p.stepped) / p.taken
+    if not rate >= ALWAYS:
+        return None
+    what = f"Clipped all the time: every update has RMS {d:g}, whatever the gradient's size."
+    figure = f"clipped in {rate:.0%} of {p.taken} steps, RMS(U) {p.median('rms_update'):.2g} in the median"
+    change = f"Nothing, if the loss goes down; the steps are then of RMS lr * {d:g} exactly. Else "
+    change += ("clip=1.0, the paper's value, or " if d < 1 else "") + f"{_faster_decay(p)}."
+    return Hit(what, figure, change, "note", weight=p.median("rms_update"))
+
+
+def never_forgets(p: Parameter) -> Hit | None:
+    """A setting under which the first gradients keep their weight for ever (§7.2)."""
+    s, c = p.settings, p.settings.decay_rate
+    if not p.known or s.beta2 is not None or s.beta2_max is not None or c <= 1:
+        return None
+    what = "decay_rate is above 1: the first gradients keep their weight for ever (section 7.2 of the paper)."
+    return Hit(what, f"decay_rate={c:g}", "decay_rate=0.8, the paper's value.", weight=c)
+
+
+def _faster_decay(p: Parameter) -> str:
+    """Say what lets V̂ forget faster than it does."""
+    if not p.known:
+        return "a faster decay (beta2=None, a lower decay_rate)"
+    s = p.settings
+    if s.beta2 is not None:
+        return f"beta2=None with decay_rate=0.8, which forgets faster at first, in place of beta2={s.beta2:g}"
+    if s.decay_rate > 0.8:
+        return f"a decay_rate of 0.8 in place of {s.decay_rate:g}"
+    return f"a decay_rate below {s.decay_rate:g} (row K of the paper's Table 2 has 0.5)"
+
+
+def _fresher(p: Parameter) -> str:
+    """Say what keeps V̂ up to date, with what is set now in mind."""
+    if not p.known:
+        return f"clip=1.0 if it is off, {_faster_decay(p)}, a warm-up or a lower lr."
+    ways = f"{_faster_decay(p)}; a warm-up (schedules.warmup) or a lower lr."
+    if p.clipped:
+        return f"Clipping holds the update at RMS {p.settings.clip:g}, so this may do. Else: {ways}"
+    return f"clip=1.0 (in Table 2 of the paper rows A and C fail without warm-up, H and J with it do not); {ways}"
+
+
+# ---- steps too large or too small for the parameter
+
+# The limits are from the runs of studies/diagnoses.py and of that GPT, at lr from 3e-4 to 0.3: where the loss goes down
+# as it should, no step is above 0.1 of a matrix and none grows to 2.3 times its scale.
+OVERWRITTEN = 0.15  # of a matrix in one step
+GROWN = 2.0  # RMS(X) against its least; the first report may come when it has grown already
+OUTGROWN = 3.0  # RMS(X) against the matrix's scale
+SLOW = 2e-3  # lr of relative steps: the defaults have 1e-2, and AdamW is hardly ever given more than 1e-3
+STILL = 1e-6  # relative change of absolute steps: a thousand of them are a thousandth of the parameter
 
 
 def overwritten(p: Parameter) -> Hit | None:
@@ -185,7 +243,7 @@ def growing(p: Parameter) -> Hit | None:
     sizes = p.values("rms_parameter")
     if not p.large_matrix or not sizes or not sizes[-1] > max(OUTGROWN * p.scale, GROWN * min(sizes)):
         return None
-    ratio = sizes[-1] / min(sizes)
+    ratio = sizes[-1] / min(sizes) if min(sizes) else math.inf
     what = "The parameter grows, and its outputs with it: steps are too long, or nothing bounds the loss."
     change = "Lower lr, or let it decay; weight_decay for matrices; look whether the loss has the right sign."
     figure = f"RMS(X) {sizes[-1]:.2g}, {ratio:.1f} times its least"
@@ -214,25 +272,28 @@ def hardly_moves(p: Parameter) -> Hit | None:
     return Hit(what, figure, change, "note", p.certainty(len(p.stepped)), -max(rates))
 
 
-def always_clipped(p: Parameter) -> Hit | None:
-    """Every update is cut to the same RMS."""
-    d = p.settings.clip
-    if p.taken < ENOUGH or d is None:
-        return None
-    rate = sum(record.clip_rate * record.steps for record in p.stepped) / p.taken
-    if not rate >= ALWAYS:
-        return None
-    what = f"Clipped all the time: every update has RMS {d:g}, whatever the gradient's size."
-    figure = f"clipped in {rate:.0%} of {p.taken} steps, RMS(U) {p.middle('rms_update'):.2g} in the median"
-    change = f"Nothing, if the loss goes down; the steps are then of RMS lr * {d:g} exactly. Else "
-    change += ("clip=1.0, the paper's value, or " if d < 1 else "") + f"{_faster_decay(p)}."
-    return Hit(what, figure, change, "note", weight=p.middle("rms_update"))
+def _slow(p: Parameter) -> bool:
+    """Was lr, and not its decay with time, too small for a matrix to move in all reports?"""
+    if not p.known:
+        return False
+    if not p.settings.relative:
+        return max(p.values("relative_change")) < STILL
+    return max(_rates(p)) < min(SLOW, 0.9 / math.sqrt(max(1, p.t)))
+
+
+def _rates(p: Parameter) -> list[float]:
+    """Return what lr was, as far as its decay with time lets it be seen."""
+    if not p.settings.relative:
+        return p.values("step_size")
+    sizes = [max(record.rms_parameter, p.settings.eps[1]) for record in p.stepped]
+    # with eps[1]=0 a parameter of zeros has no step size and shows no lr
+    return [alpha / size if size else 0.0 for alpha, size in zip(p.values("step_size"), sizes, strict=True)]
 
 
 def on_the_floor(p: Parameter) -> Hit | None:
     """The step of a matrix is ε₂·ρₜ and not RMS(X)·ρₜ. Vectors that start at zero are meant to be there for long."""
-    size, alpha, eps2 = p.middle("rms_parameter"), p.middle("step_size"), p.settings.eps[1]
-    if p.about is None or not p.settings.relative or not p.large_matrix or not (size < eps2 and alpha > 0):
+    size, alpha, eps2 = p.median("rms_parameter"), p.median("step_size"), p.settings.eps[1]
+    if not p.known or not p.settings.relative or not p.large_matrix or not (size < eps2 and alpha > 0):
         return None
     what = "RMS(X) is below eps[1], so that the step is eps[1] * lr: fixed, and slow for a matrix that starts at zero."
     figure = f"RMS(X) {size:.1e}, below eps[1]={eps2:g}; step size {alpha:.1e}, so that {eps2 / alpha:.0f} steps in "
@@ -244,15 +305,6 @@ def on_the_floor(p: Parameter) -> Hit | None:
     return Hit(what, figure, change, "note", p.certainty(len(p.stepped)), -size)
 
 
-def never_forgets(p: Parameter) -> Hit | None:
-    """A setting under which the first gradients keep their weight for ever (§7.2)."""
-    c = p.settings.decay_rate
-    if p.about is None or p.settings.beta2 is not None or c <= 1:
-        return None
-    what = "decay_rate is above 1: the first gradients keep their weight for ever (section 7.2 of the paper)."
-    return Hit(what, f"decay_rate={c:g}", "decay_rate=0.8, the paper's value.", weight=c)
-
-
 RULES: dict[str, Callable[[Parameter], Hit | None]] = {
     rule.__name__.replace("_", " "): rule
     for rule in (
@@ -261,40 +313,25 @@ RULES: dict[str, Callable[[Parameter], Hit | None]] = {
     )
 }
 
-
-def _rates(p: Parameter) -> list[float]:
-    """Return what lr was, as far as its decay with time lets it be seen."""
-    if not p.settings.relative:
-        return p.values("step_size")
-    return [record.step_size / max(record.rms_parameter, p.settings.eps[1]) for record in p.stepped]
+# ---- the loss, of the whole model
 
 
-def _slow(p: Parameter) -> bool:
-    """Was lr, and not its decay with time, too small for a matrix to move in all reports?"""
-    if p.about is None:
-        return False
-    if not p.settings.relative:
-        return max(p.values("relative_change")) < STILL
-    return max(_rates(p)) < min(SLOW, 0.9 / math.sqrt(max(1, p.steps[-1])))
-
-
-def _faster_decay(p: Parameter) -> str:
-    """Say what lets V̂ forget faster than it does."""
-    if p.about is None:
-        return "a faster decay (beta2=None, a lower decay_rate)"
-    s = p.settings
-    if s.beta2 is not None:
-        return f"beta2=None with decay_rate=0.8, which forgets faster at first, in place of beta2={s.beta2:g}"
-    if s.decay_rate > 0.8:
-        return f"a decay_rate of 0.8 in place of {s.decay_rate:g}"
-    return f"a decay_rate below {s.decay_rate:g} (row K of the paper's Table 2 has 0.5)"
-
-
-def _fresher(p: Parameter) -> str:
-    """Say what keeps V̂ up to date, with what is set now in mind."""
-    if p.about is None:
-        return f"clip=1.0 if it is off, {_faster_decay(p)}, a warm-up or a lower lr."
-    ways = f"{_faster_decay(p)}; a warm-up (schedules.warmup) or a lower lr."
-    if p.clipped:
-        return f"Clipping holds the update at RMS {p.settings.clip:g}, so this may do. Else: {ways}"
-    return f"clip=1.0 (in Table 2 of the paper rows A and C fail without warm-up, H and J with it do not); {ways}"
+def loss_grows(losses: Sequence[float]) -> Hit | None:
+    """The loss has come up by more than half of what it had gone down, and by more than it wavers."""
+    if len(losses) < 5:
+        return None
+    if bad := sum(not math.isfinite(loss) for loss in losses):
+        change = "Look at the batches and the loss; lower lr or warm it up."
+        return Hit("The loss is not a finite number.", f"NaN or infinite in {bad} of {len(losses)} losses", change)
+    size = max(2, len(losses) // 10)
+    means = [fmean(losses[i : i + size]) for i in range(len(losses) % size, len(losses), size)]
+    least, last = min(losses[0], *means), means[-1]
+    wavers = median(abs(b - (a + c) / 2) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False))
+    if last - least <= max((losses[0] - least) / 2, 5 * wavers, abs(least) / 50):
+        return None
+    change = (
+        "Other findings say why. Without any, look at the data from there on and at the sign of the loss; else go back "
+        "to a checkpoint from before and lower lr."
+    )
+    figure = f"{losses[0]:.3g} at first, {least:.3g} at its least, {last:.3g} at the end"
+    return Hit("The loss grows.", figure, change)

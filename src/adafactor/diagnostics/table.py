@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from adafactor.core.record import Record
 from adafactor.diagnostics.findings import diagnose
-from adafactor.diagnostics.naming import common_prefix, grouped
+from adafactor.diagnostics.naming import group_with_title
 from adafactor.diagnostics.report import Report, known_values
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ class Live:
             raise ImportError('the live table needs rich: `pip install "rich>=14.1"` brings it') from missing
         # by default that of rich's progress bars, so that the two know of each other
         self.console = get_console() if console is None else console
-        self._recent: list[Report] = []
+        self._recent: deque[Report] = deque(maxlen=10)
         self._live: Any = None
 
     def __call__(self, report: Report) -> None:
         """Show a report."""
-        self._recent = [*self._recent, report][-10:]
+        self._recent.append(report)
         if not self.console.is_terminal:
-            self.console.print(summary(report), soft_wrap=True, highlight=False, markup=False)
+            self.console.print(summarize(report), soft_wrap=True, highlight=False, markup=False)
             return
         if self._live is None:
             from rich.live import Live as RichLive
@@ -60,7 +61,7 @@ class Live:
             self._live = None
         elif self._recent:
             self.console.print(self._view())
-        self._recent = []
+        self._recent.clear()
 
     def _view(self) -> RenderableType:
         from rich.console import Group
@@ -75,35 +76,24 @@ class Live:
         return Group(table(self._recent[-1], self.console.width, max(room, 3)), *lines)
 
 
-def rows(report: Report) -> dict[str, list[Record]]:
-    """Return the records by kind of layer: those with skipped steps first, then those whose RMS(U) is far from 1."""
-    by_name = {record.name: record for record in report.records}
-    kinds = grouped((record.name, record.shape) for record in report.records)
-    records = [(label, [by_name[name] for name in names]) for label, names in kinds.items()]
-    return dict(sorted(records, key=lambda row: (not any(r.skipped for r in row[1]), -max(map(_distance, row[1])))))
+def rows(report: Report) -> tuple[str, dict[str, list[Record]]]:
+    """Return a title, and records by kind of layer: skipped steps first, then those whose RMS(U) is far from 1."""
+    title, kinds = group_with_title(report.records)
+    order = sorted(kinds, key=lambda kind: (not any(r.skipped for r in kinds[kind]), -max(map(_distance, kinds[kind]))))
+    return f"step {report.step}: {title}", {kind: kinds[kind] for kind in order}
 
 
 def table(report: Report, width: int = 80, most: int = 1000) -> Table:
-    """Show a report as a table of at most so many rows. Of several layers, the smallest and the largest metric."""
+    """Show a report as a table of at most so many rows."""
     from rich.table import Table
     from rich.text import Text
 
-    columns: dict[str, Callable[[list[Record]], str]] = {
-        "": lambda records: f"x{len(records)}" if len(records) > 1 else "",
-        "RMS(U)": lambda records: _span(records, "rms_update", _plain),
-        "at": _farthest,
-        "clipped": lambda records: _span(records, "clip_rate", lambda rate: f"{100 * rate:.0f}", "%"),
-        "change": lambda records: _span(records, "relative_change", _power),
-    }
-    if width >= 100:
-        columns["step size"] = lambda records: _span(records, "step_size", _power)
-        columns["RMS(X)"] = lambda records: _span(records, "rms_parameter", _power)
-    if any(record.skipped for record in report.records):
-        columns["skipped"] = lambda records: _span(records, "skipped", lambda count: f"{count:.0f}")
-    kinds = rows(report)
-    cells = {label: [text(records) for text in columns.values()] for label, records in list(kinds.items())[:most]}
-    prefix = common_prefix(record.name for record in report.records)
-    title = f"step {report.step}: {len(report.records)} tensors" + (f" of {prefix.rstrip('.')}" if prefix else "")
+    hidden = set() if width >= 100 else {"step size", "RMS(X)"}
+    if not any(record.skipped for record in report.records):
+        hidden.add("skipped")
+    columns = [column for column in COLUMNS if column not in hidden]
+    title, kinds = rows(report)
+    cells = {label: [COLUMNS[column](kinds[label]) for column in columns] for label in list(kinds)[:most]}
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("parameter", no_wrap=True)
     for column in columns:
@@ -111,15 +101,13 @@ def table(report: Report, width: int = 80, most: int = 1000) -> Table:
     room = width - 1 - sum(1 + max(map(len, column)) for column in zip(columns, *cells.values(), strict=True))
     for label, texts in cells.items():
         alarming = any(record.skipped or _distance(record) >= 2 for record in kinds[label])
-        table.add_row(
-            Text(_cut(label.removeprefix(prefix), room)), *map(Text, texts), style="bold red" if alarming else None
-        )
+        table.add_row(*map(Text, [_cut(label, room), *texts]), style="bold red" if alarming else None)
     if len(kinds) > most:
         table.add_row(Text(f"+ {len(kinds) - most} more kinds", style="dim"))
     return table
 
 
-def summary(report: Report) -> str:
+def summarize(report: Report) -> str:
     """Show a report in one line."""
     known = [record for record in report.records if not math.isnan(record.rms_update)]
     if not known:
@@ -172,3 +160,15 @@ def _cut(text: str, room: int) -> str:
     """Cut a name in its middle: names differ at their ends."""
     room = max(room, 12)
     return text if len(text) <= room else f"{text[: room // 3]}...{text[-(room - room // 3 - 3) :]}"
+
+
+COLUMNS: dict[str, Callable[[list[Record]], str]] = {  # what stands in the row of a kind of layer
+    "": lambda records: f"x{len(records)}" if len(records) > 1 else "",
+    "RMS(U)": lambda records: _span(records, "rms_update", _plain),
+    "at": _farthest,
+    "clipped": lambda records: _span(records, "clip_rate", lambda rate: f"{100 * rate:.0f}", "%"),
+    "change": lambda records: _span(records, "relative_change", _power),
+    "step size": lambda records: _span(records, "step_size", _power),
+    "RMS(X)": lambda records: _span(records, "rms_parameter", _power),
+    "skipped": lambda records: _span(records, "skipped", lambda count: f"{count:.0f}"),
+}
