@@ -8,7 +8,6 @@
 | `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
 | `diagnoses` | docs/diagnostics.md, what is found in runs with known faults | `python -m studies.diagnoses` |
 | `gpu_counts` | docs/gpu-verified.md, launches and bytes | `python -m studies.gpu_counts` |
-| `weight_growth` | docs/reproduction.md, how large the weights have become | `python -m studies.weight_growth RUN …` |
 | `moving_in` | docs/migrate.md, torch.optim's Adafactor and AdamW | `python -m studies.moving_in torch` |
 | `front` | the picture in README.md | `python -m studies.front` |
 

@@ -17,14 +17,13 @@ from adafactor.planning import SETTINGS
 from adafactor.planning.memory import Situation, line_of
 from adafactor.planning.models import find
 
-BACKWARD = SETTINGS["adafactor-backward"]
 ROWS = {  # the setting, and the rank of LoRA
     "AdamW, mixed precision": (SETTINGS["adamw-mixed"], 0),
     "AdamW 8-bit, bfloat16": (SETTINGS["adamw-8bit-bfloat16"], 0),
     "adafactor, bfloat16, stochastic": (SETTINGS["adafactor-stochastic"], 0),
     "LoRA of rank 16, adafactor": (SETTINGS["adafactor-stochastic"], 16),
-    "**adafactor, bfloat16, stochastic, in backward**": (BACKWARD, 0),
-    "the same, int8 momentum": (replace(BACKWARD, momentum="int8"), 0),
+    "**adafactor, bfloat16, stochastic, in backward**": (SETTINGS["adafactor-backward"], 0),
+    "the same, int8 momentum": (replace(SETTINGS["adafactor-stochastic-momentum-int8"], in_backward=True), 0),
 }
 GALORE = "GaLore 8-bit, rank 1024, layer by layer"
 RANK, BLOCK = 1024, 256
@@ -84,7 +83,7 @@ def rows() -> Iterator[list[str]]:
     for name, (setting, rank) in ROWS.items():
         situation = Situation("cuda", lora=rank)
         found = [find(model).with_lora(rank) if rank else find(model) for model in models.values()]
-        totals = [line_of(model, setting, situation, 1).whole.total for model in found]
+        totals = [line_of(model, setting, situation).whole.total for model in found]
         yield [name, *(f"{total / 2**30:.1f}" for total in totals)]
     shapes = [[weight.shape for weight in find(model).weights] for model in models.values()]
     yield [GALORE, *(f"{galore(each) / 2**30:.1f}" for each in shapes)]

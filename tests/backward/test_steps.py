@@ -39,7 +39,6 @@ def test_the_results_are_those_of_the_ordinary_loop_bit_for_bit(
     assert steps == {name: 0 if "unused" in name else STEPS for name in steps}
 
 
-@pytest.mark.filterwarnings("ignore:convolution.weight .* is stepped by eager PyTorch:RuntimeWarning")
 @pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
 def test_rounding_of_short_weights_is_that_of_the_ordinary_loop(rounding: str, backend: str) -> None:
     ordinary, inside = (Run(torch.bfloat16, rounding=rounding, seed=3) for _ in range(2))
@@ -195,7 +194,6 @@ def test_the_closure_form_steps_inside_the_closures_backward() -> None:
     inside.assert_equal(ordinary)
 
 
-@pytest.mark.filterwarnings("ignore:convolution.weight .* is stepped by eager PyTorch:RuntimeWarning")
 @pytest.mark.parametrize("keywords", [{}, {"max_norm": 0.5}], ids=str)
 @pytest.mark.many_steps
 def test_a_resumed_run_ends_on_the_same_bits(keywords: dict[str, Any], backend: str) -> None:

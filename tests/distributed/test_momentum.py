@@ -37,6 +37,15 @@ def test_every_placement_has_the_momentum_of_a_plain_tensor(launch: str, request
 
 
 @BOTH
+def test_shards_that_are_transposed_in_memory_have_it_too(launch: str, request: pytest.FixtureRequest) -> None:
+    table: dict[str, Any] = request.getfixturevalue(launch)["momentum"]
+    rows = {name: row for name, row in table.items() if name.startswith("turned | ")}
+    assert len(rows) == 4
+    for name, row in rows.items():
+        assert not any(beyond(figures, "float64") for figures in row), name
+
+
+@BOTH
 def test_every_way_to_shard_a_model_has_the_momentum_of_one_process(
     launch: str, request: pytest.FixtureRequest
 ) -> None:

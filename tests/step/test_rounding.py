@@ -18,7 +18,8 @@ from torch import Tensor
 
 from adafactor import Adafactor
 from adafactor.core.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
-from adafactor.kernels.cpu.native.lines import draw, store_stochastic
+from adafactor.kernels.cpu.native.jobs import new_jobs
+from adafactor.kernels.cpu.native.lines import draws_of, store_stochastic, word_of
 from tests import inside
 
 DRAWS = 100_000
@@ -39,16 +40,20 @@ def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The same as `stochastic` with `words()`, by the compiled loops."""
     out = torch.empty(len(values), dtype=dtype)
     stored = out.view(torch.uint16 if dtype == torch.bfloat16 else torch.int16).numpy()
-    key1, key2 = keys(roots(0, 0), 1)
-    _store(stored, values.numpy(), 0, 1, np.uint32(key1), np.uint32(key2))
+    _store(with_keys(keys(roots(0, 0), 1)), stored, values.numpy())
     return out
 
 
+def with_keys(pair: tuple[Any, Any]) -> Any:
+    """A table of a job with these keys."""
+    table = new_jobs(1)
+    table["key1"], table["key2"] = pair
+    return table
+
+
 @njit
-def _store(x: Any, values: Any, first: int, step: int, key1: Any, key2: Any) -> None:
-    words = np.empty(len(values), np.uint32)
-    draw(words, first, step, key1, key2)
-    store_stochastic(x, values, words)
+def _store(table: Any, x: Any, values: Any) -> None:
+    store_stochastic(x, values, draws_of(table[0], 0, 1))
 
 
 @SHORT
@@ -106,21 +111,25 @@ def test_random_numbers_are_the_same_in_numbers_in_tensors_and_in_loops(first: i
         torch.arange(first, first + 6), keys(roots(2**63 + 5, 7), torch.tensor(12.0, dtype=torch.float64))
     )
     loops = np.empty(6, np.uint32)
-    _draw(loops, first, 1, np.uint32(pair[0]), np.uint32(pair[1]))
+    _draw(with_keys(pair), loops, first, 1)
     assert numbers == tensors.tolist() == loops.tolist() and len(set(numbers)) == 6
 
 
-@pytest.mark.parametrize("step", [0, 1, 7, 2**31, 2**32 - 1, 2**33 + 5])
+@pytest.mark.parametrize("step", [0, 1, 7, 2**21 - 1, 2**32 // 50])  # up to 2³² from the first to the last
 def test_the_loops_draw_32_bits_at_a_time_also_where_the_upper_half_of_a_number_changes(step: int) -> None:
     pair, first, count = keys(roots(1, 2), 3), 3 * 2**32 - 20, 50
     loops = np.empty(count, np.uint32)
-    _draw(loops, first, step, np.uint32(pair[0]), np.uint32(pair[1]))
+    _draw(with_keys(pair), loops, first, step)
     assert loops.tolist() == [random_words(first + i * step, pair) for i in range(count)]
 
 
 @njit
-def _draw(words: Any, first: int, step: int, key1: Any, key2: Any) -> None:
-    draw(words, first, step, key1, key2)
+def _draw(table: Any, words: Any, first: int, step: int) -> None:
+    draws = draws_of(table[0], first, step)
+    low = draws.low
+    for j in range(len(words)):
+        words[j] = word_of(low, draws)
+        low = np.uint32(low + draws.step)
 
 
 def test_seed_parameter_step_and_element_each_give_other_random_numbers() -> None:

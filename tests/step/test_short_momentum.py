@@ -18,10 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from adafactor import Adafactor, step_in_backward
 from tests.integrations.exact import assert_same
 
-pytestmark = [
-    pytest.mark.usefixtures("backend"),
-    pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch:RuntimeWarning"),
-]
+pytestmark = pytest.mark.usefixtures("backend")
 
 FORMATS = pytest.mark.parametrize("format", ["bfloat16", "int8"])
 Training = tuple[nn.Module, Adafactor]

@@ -132,8 +132,11 @@ class Turns:
         self.begin()
 
     def _is_complete(self, unit: Unit) -> bool:
-        """Whether all gradients are there; one of a backward that has failed may have been dropped since."""
-        return all(p in self._complete and p.grad is not None for p in unit.params if p.requires_grad)
+        """Whether all gradients are there; one of a backward that has failed may have been dropped since.
+
+        This is asked at every arrival: so the last one, which mostly comes last, is looked at first.
+        """
+        return all(p in self._complete and p.grad is not None for p in reversed(unit.params) if p.requires_grad)
 
     def _line_up(self) -> None:
         self.line = _pack(self._params)

@@ -140,7 +140,8 @@ def _step_all(variants: Iterable[Variant], tensors: Sequence[TensorSpec], backen
         parameters = [spec.copy(torch.ones(spec.shape, dtype=variant.x)).requires_grad_() for spec in tensors]
         for p in parameters:
             p.grad = torch.ones_like(p)
-        Adafactor(grouped(parameters, tensors, variant.keywords), backend=backend, **variant.keywords).step()
+        groups = grouped(parameters, variant.keywords) if backend == "triton" else parameters
+        Adafactor(groups, backend=backend, **variant.keywords).step()
         momentum = variant.momentum_of or "none"
         if variant.momentum_dtype != "float32":
             momentum += f" in {variant.momentum_dtype}"
