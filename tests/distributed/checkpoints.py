@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from adafactor import Adafactor
 from tests.distributed.models import WORDS, Net, by_columns, fsdp, tensor_parallel
 from tests.distributed.placements import errors, everywhere, whole
+from tests.distributed.worker import end
 
 SAVED, LAST = 3, 6
 FORMAT = os.environ.get("MOMENTUM", "float32")
@@ -166,7 +167,7 @@ def main() -> None:
         result = max(errors(path[-1], starts, reference[: int(last)]))
         (Path(after) / "error.json").write_text(json.dumps(result))
     dist.barrier()
-    dist.destroy_process_group()
+    end(0)
 
 
 if __name__ == "__main__":

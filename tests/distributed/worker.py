@@ -6,6 +6,7 @@ what they found.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ import torch.distributed as dist
 
 def main() -> None:
     """Run them all; the first that fails ends this process, and torchrun ends the others."""
+    faulthandler.enable()  # a crash in native code says where each thread was
     warnings.filterwarnings("error", module="adafactor")  # torch itself gives some
     torch.set_num_threads(1)
     # a collective that the others never join ends in an error, not in a wait
@@ -32,12 +34,21 @@ def main() -> None:
             results[module] = dict(importlib.import_module(f"tests.distributed.{module}").checks())
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # not through the ordinary end, which may wait for the others
+        end(1)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     dist.barrier()
-    dist.destroy_process_group()
+    end(0)
+
+
+def end(status: int) -> NoReturn:
+    """End this process at once: the ordinary end may wait for the others.
+
+    It may also abort: a thread of gloo that still has a collective's tensors wants Python, which is gone by then.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
