@@ -22,6 +22,7 @@ def torchrun(
     head = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     here = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # this tree, also where another is installed
     limits = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": here}
+    limits["PYTHONFAULTHANDLER"] = "1"  # a crash in native code says where each thread was
     with subprocess.Popen(
         [*head, *words],
         cwd=ROOT,

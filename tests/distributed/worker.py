@@ -6,7 +6,6 @@ what they found.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import json
 import os
@@ -23,7 +22,6 @@ import torch.distributed as dist
 
 def main() -> None:
     """Run them all; the first that fails ends this process, and torchrun ends the others."""
-    faulthandler.enable()  # a crash in native code says where each thread was
     warnings.filterwarnings("error", module="adafactor")  # torch itself gives some
     torch.set_num_threads(1)
     # a collective that the others never join ends in an error, not in a wait
