@@ -124,6 +124,19 @@ def test_gradients_of_any_size_take_the_oracles_steps(
         walk.check(random(shape, i, dtype) * size)
 
 
+@pytest.mark.parametrize("axes", [None, (1, 0)], ids=str)
+@pytest.mark.parametrize("line", ["row", "column"])
+@pytest.mark.parametrize("row", [*MOMENTUM.values(), replace(PLAIN, estimator="column")], ids=str)
+def test_the_sum_of_a_line_may_leave_float32_where_no_square_does(
+    row: oracle.Row, line: str, axes: tuple[int, int] | None, backend: str
+) -> None:
+    walk = Walk(random((65, 66), 9), replace(row, axes=axes), backend)
+    for i in range(3):
+        g = random((65, 66), i)
+        (g if line == "row" else g.T)[0] = 5e18
+        walk.check(g)
+
+
 @pytest.mark.parametrize("weights", [1e150, 1e-150])
 @pytest.mark.parametrize("gradients", [1e150, 1e-150])
 def test_float64_has_a_range_of_its_own(weights: float, gradients: float, backend: str) -> None:

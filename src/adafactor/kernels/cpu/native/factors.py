@@ -19,27 +19,22 @@ from adafactor.kernels.cpu.native.lines import add, fill
 # ---- after the first pass
 
 
-@as_written
-def add_up_rows(job: Job) -> None:
-    """Set `finite` to a number that is finite if all of G² is: the sum of all rows."""
+@summing
+def means_of_sums(job: Job) -> None:
+    """Turn row sums into means of G² + ε₁, and add up the chunks' column sums to such means.
+
+    `finite` becomes a number that is finite if all of them are: the sum of a column may have left float32 where those
+    of its rows did not.
+    """
     if job.estimator == jobs.FULL:
         job.u2, job.x2 = jobs.total_of(job, jobs.FIRST), jobs.total_of(job, jobs.SECOND)
         job.finite = jobs.total_of(job, jobs.THIRD)
         return
-    row, total = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), 0.0
-    for j in range(len(row)):
-        total += row[j]
-    job.finite = total
-
-
-@summing
-def means_of_sums(job: Job) -> None:
-    """Turn row sums into means of G² + ε₁, and add up the chunks' column sums to such means."""
-    if job.estimator == jobs.FULL:
-        return
     row, size = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), job.S * job.Q * job.K
+    total = 0.0
     for j in range(len(row)):
         row[j] = (row[j] + job.Q * job.eps1) / job.n_cols
+        total += row[j]
     wanted = size if jobs.energy_in_first_pass(job) else 0
     for b in range(job.B):
         col = view(job.scratch + job.col, b * size, size, np.float64)
@@ -51,18 +46,20 @@ def means_of_sums(job: Job) -> None:
                 add(energy, view(job.scratch + job.column_energy, chunk * size, wanted, np.float64))
         for j in range(size):
             col[j] /= job.n_rows
+            total += col[j]
+    job.finite = total
 
 
 @summing
 def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, kind: Kind) -> None:
-    """Sum G² of the whole tensor again, in double: their sum left float32, though perhaps none of the squares did.
+    """Sum G² of the whole tensor again, in double: a sum left float32, though perhaps none of the squares did.
 
     The columns' sums and energies go into the first chunk of each slice of the batch.
     """
     is_single = view(job.scratch, 0, 1, kind.stat).itemsize == 4
     largest = 3.4028234663852886e38 if is_single else 1.7976931348623157e308
     row, line = view(job.scratch + job.row, 0, job.B * job.P * job.S * job.K, np.float64), job.Q * job.K
-    size, total, wanted = job.chunks * job.S * line, 0.0, jobs.energy_in_first_pass(job)
+    size, wanted = job.chunks * job.S * line, jobs.energy_in_first_pass(job)
     fill(row, 0.0)
     for b in range(job.B):
         partial = view(job.scratch + job.partial, b * size, size, np.float64)
@@ -79,13 +76,11 @@ def moments_in_double(job: Job, phase: int, chunk: int, scratch: int, kind: Kind
                     square = a * a if a * a <= largest else np.inf
                     partial[s * line + j] += square
                     rows[r + j % job.K] += square
-                    total += square
                 for j in range(line if wanted else 0):
                     a = widen(g[j], np.float64)
                     k = r + j % job.K
                     new = 1.0 if job.estimator == jobs.COLUMN else averaged_row(job, b, rows, k, kind.stat)
                     energy[s * line + j] += a * a / new
-    job.finite = total
 
 
 # ---- from means to 1/√V̂

@@ -17,7 +17,7 @@ from numba.extending import register_jitable
 from adafactor.kernels.cpu.native import jobs
 from adafactor.kernels.cpu.native.carry import carry_on, rely_on_carried, take_measured
 from adafactor.kernels.cpu.native.compiling import OPTIONS, as_written
-from adafactor.kernels.cpu.native.factors import add_up_rows, conclude, means_of_sums
+from adafactor.kernels.cpu.native.factors import conclude, means_of_sums
 from adafactor.kernels.cpu.native.intrinsics import add_at, call_at, view, yield_thread
 from adafactor.kernels.cpu.native.jobs import Job
 
@@ -153,10 +153,10 @@ def finish_phase(address: int, phase: int, scratch: int) -> None:
     """Do what follows the chunks of a phase, once all of them are done."""
     job = jobs.job_at(address)
     if phase == jobs.MOMENTS:
-        add_up_rows(job)
+        means_of_sums(job)
         if job.estimator != jobs.FULL and not np.isfinite(job.finite):
             call_at(job.moments_in_double, address, phase, 0, scratch)
-        means_of_sums(job)
+            means_of_sums(job)
         if job.known_mean:
             call_at(job.factors, address, phase, 0, scratch)
         job.taken = job.ignore or np.isfinite(job.finite)
