@@ -6,6 +6,8 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -134,3 +136,22 @@ def test_a_process_goes_on_alone_where_another_does_not_get_on(folder: Path, mon
         fcntl.flock(lock, fcntl.LOCK_EX)
         with turns.compile_in_turns(), pytest.warns(RuntimeWarning, match="goes on alone"):
             assert get_cache_manager("0" * 64).get_group("kernel.json") is None
+
+
+def test_threads_of_one_process_take_turns_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would else put a place before the other's, and leave its own behind."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.2)
+    inside = threading.Event()
+
+    def compile_one(key: str, seconds: float) -> None:
+        with turns.compile_in_turns():
+            assert get_cache_manager(key).get_group("kernel.json") is None
+            inside.set()
+            time.sleep(seconds)
+
+    first = threading.Thread(target=compile_one, args=("0" * 64, 0.5))
+    first.start()
+    inside.wait()
+    compile_one("1" * 64, 0.0)  # a warning that it was waited for in vain would be an error
+    first.join()
+    assert not isinstance(get_cache_manager("2" * 64), turns.Place)

@@ -7,6 +7,7 @@ and keeps the lock until the kernel is there. Where there can be no lock, every 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from adafactor.kernels import cache
 
 WHAT = "adafactor: compiling kernels for this GPU, once per version"
 PATIENCE = 60.0  # seconds in which another process must have compiled a kernel
+_one_thread = threading.Lock()  # Triton's setting is the whole process's
 
 
 class Place:
@@ -52,8 +54,8 @@ class Place:
 
 @contextmanager
 def compile_in_turns() -> Iterator[None]:
-    """Let what is missing in Triton's cache be compiled by one process at a time."""
-    make = knobs.cache.manager_class or FileCacheManager
-    with ExitStack() as turn, knobs.cache.scope():
+    """Let what is missing in Triton's cache be compiled by one process at a time, and by one thread of it."""
+    with _one_thread, ExitStack() as turn, knobs.cache.scope():
+        make = knobs.cache.manager_class or FileCacheManager
         knobs.cache.manager_class = lambda key, **options: Place(key, make(key, **options), turn)
         yield
