@@ -68,3 +68,21 @@ def test_a_file_that_is_no_history_is_refused_with_its_line(line: str, tmp_path:
     (tmp_path / "file").write_text(f"{line}\n")
     with pytest.raises(ValueError, match="line 1"):
         History.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("content", ['{"my": "results"}', "step,loss\n1,2.0\n", "\x00\x01"])
+def test_a_file_of_another_kind_is_not_continued(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "results"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="results is there already and is no history"):
+        History(path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("content", ["", '{"para', '{"parameters": [{"na'])
+def test_a_file_that_a_run_had_only_begun_is_continued(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(content)
+    model = Perceptron()
+    run(Adafactor(model.named_parameters()), regression(model), steps=4, history=History(path))
+    assert [report.step for report in History.load(path)] == [4]

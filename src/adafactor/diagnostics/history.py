@@ -19,6 +19,7 @@ from adafactor.core.settings import Settings
 from adafactor.diagnostics.report import About, Report
 
 DIGITS = 6  # significant, of a number in a file
+BEGINNING = b'{"parameters": '  # of a file
 COLUMNS = fields(Record)[2:-1]  # all but the name, the shape and the rule
 Member = partial[Record]  # has a parameter's name, shape and rule, and takes the rest
 
@@ -29,6 +30,9 @@ class History:
     Args:
         path: a file to which each report is added as it comes, so that a run that dies leaves its history. If the
             file is there already, as after a resume, it is continued; `History.load` reads it all.
+
+    Raises:
+        ValueError: there is a file of another kind at `path`.
 
     Examples:
         >>> history = History()
@@ -43,6 +47,8 @@ class History:
         self.reports: list[Report] = []
         self.path = None if path is None else Path(path)
         self._header: dict[str, Any] = {}  # the last one written
+        if self.path is not None and self.path.exists():
+            _check_beginning(self.path)
 
     def __call__(self, report: Report) -> None:
         """Add a report. One of a step that was seen before, as after a resume, takes the place of what came after."""
@@ -113,6 +119,13 @@ class History:
         line: dict[str, Any] = {"step": report.step, "loss": _rounded(report.loss)}
         line |= {field.name: [_rounded(getattr(record, field.name)) for record in report.records] for field in COLUMNS}
         stream.write(json.dumps(line) + "\n")
+
+
+def _check_beginning(path: Path) -> None:
+    """Refuse to continue a file of another kind; one that a run had only begun is a history."""
+    with path.open("rb") as stream:
+        if not BEGINNING.startswith(stream.read(len(BEGINNING))):
+            raise ValueError(f"{path} is there already and is no history, so it cannot be continued")
 
 
 def _drop_unfinished_line(path: Path) -> None:
