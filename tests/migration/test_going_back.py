@@ -152,3 +152,19 @@ def test_a_foreign_state_dict_is_not_taken_for_ours() -> None:
     adam = torch.optim.Adam([torch.ones(2, requires_grad=True)])
     with pytest.raises(ValueError, match="the state of Adam or AdamW .* not of this optimizer"):
         adafactor.migrate(copy.deepcopy(adam.state_dict()), "adafactor", "torch")
+
+
+@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
+def test_a_group_without_parameters_gets_no_names() -> None:
+    """Torch would refuse to add a group to some with names and some without."""
+    ours = Adafactor([{"params": []}, {"params": parameters([(4, 3)])}])
+    converted = adafactor.migrate(ours.state_dict(), "adafactor", "transformers")
+    assert not any("param_names" in group for group in converted["param_groups"])
+
+
+def test_the_former_name_of_a_keyword_says_the_same() -> None:
+    ours, _ = trained({"beta1": 0.9, "momentum_of": "gradient"}, [(4, 3)], torch.float32)
+    state = copy.deepcopy(ours.state_dict())
+    state["param_groups"][0]["momentum"] = state["param_groups"][0].pop("momentum_of")
+    with pytest.raises(ValueError, match="has nothing like momentum_of='gradient'"):
+        adafactor.migrate(state, "adafactor", "transformers")

@@ -115,6 +115,8 @@ def test_the_lr_that_a_corrected_decay_divides_by_is_that_of_the_optimizer_or_is
     arguments = {"lr": 1e-2, "momentum": None, "weight_decay": 0.1, "corrected_weight_decay": True}
     ours = adafactor.like("timm_bv", groups, **arguments)
     assert [(g["lr"], g["weight_decay_by"]) for g in ours.param_groups] == [(1e-3, 1e-2), (1e-2, 1e-2)]
+    ours = adafactor.like("timm_bv", parameters([(5,)]), **{**arguments, "lr": torch.tensor(0.5)})
+    assert (ours.param_groups[0]["lr"], ours.param_groups[0]["weight_decay_by"]) == (0.5, 0.5)
     theirs = original("timm_bv")(params, **arguments)
     torch.optim.lr_scheduler.ConstantLR(theirs, 0.5)
     with notes() as told:

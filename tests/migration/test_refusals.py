@@ -230,3 +230,9 @@ def test_a_parameter_without_state_needs_its_shape_where_shapes_decide() -> None
         adafactor.migrate(theirs.state_dict(), "timm")
     moved = adafactor.migrate(theirs.state_dict(), "timm", params=params)
     assert [group["min_factored"] for group in moved["param_groups"]] == [17] and list(moved["state"]) == [0]
+
+
+def test_a_keyword_of_ours_in_a_group_of_theirs_is_refused_as_elsewhere() -> None:
+    group = {"params": parameters([(4, 3)]), "rounding": "stochastic"}
+    with pytest.raises(ValueError, match="transformers' Adafactor has no argument 'rounding'"):
+        adafactor.like("transformers", [group], lr=1e-3, relative_step=False)

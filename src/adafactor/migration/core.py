@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.core.settings import Settings
+from adafactor.core.settings import Settings, rename_momentum
 from adafactor.migration import fairseq, torch_optim, trees
 from adafactor.migration.peer import OURS, Group, Keywords, MigrationWarning, Peer, translate
 from adafactor.migration.state import Arguments, Member, StateDict, factored_axes, read_groups, refuse_damage
@@ -107,6 +107,7 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     defaults = asdict(Group(peer, args, [], given=args).settings)
     groups, ours = [], []
     for overrides, members in _read_params(params):
+        _check_arguments(peer, [key for key in overrides if key in OURS.arguments])
         extras = {key: value for key, value in overrides.items() if key not in args}
         groups.append(Group(peer, {**args, **overrides}, members, given=args, extras=extras))
         for keywords, part in groups[-1].split():
@@ -171,7 +172,7 @@ def _check_names(source: str, target: str) -> None:
         raise ValueError(f"source and target are both {source!r}: there is nothing to convert")
 
 
-def _check_arguments(peer: Peer, arguments: Mapping[str, Any]) -> None:
+def _check_arguments(peer: Peer, arguments: Iterable[str]) -> None:
     if unknown := [name for name in arguments if name not in peer.arguments]:
         raise ValueError(f"{peer.name} has no argument {unknown[0]!r}; it has {', '.join(peer.arguments)}")
 
@@ -200,6 +201,9 @@ def _read_params(params: Any) -> list[tuple[dict[str, Any], list[Member]]]:
 
 def _read_group(peer: Peer, saved: Arguments, members: list[Member], given: Arguments) -> Group:
     """Put a group of a state dict into our words."""
+    if peer is OURS:
+        saved = dict(saved)
+        rename_momentum(saved)
     for name, value in given.items():
         if name not in peer.renewable and saved.get(name, ...) not in (..., value):
             raise ValueError(f"{name}={value!r} is given, but the state dict has {saved[name]!r}")
@@ -218,7 +222,8 @@ def _write(groups: list[Group], peer: Peer) -> tuple[StateDict, list[str]]:
         for keywords, members in group.split():
             args, notes = translate(Settings(**keywords), peer)
             keys = [m.item if isinstance(m.item, str) else number + i for i, m in enumerate(members)]
-            named = {"param_names": [m.name for m in members]} if all(m.is_named for m in members) else {}
+            is_named = bool(members) and all(m.is_named for m in members)
+            named = {"param_names": [m.name for m in members]} if is_named else {}
             param_groups.append({**group.extras, **args, "params": keys, **named})
             stepped = [(key, m) for key, m in zip(keys, members, strict=True) if m.moments is not None]
             entries |= {key: _write_entry(m, keywords, peer, args) for key, m in stepped}

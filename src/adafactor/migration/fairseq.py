@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from adafactor.core.settings import Settings
-from adafactor.migration.peer import Argument, Group, Keywords, Peer, bound, negated, other, same, two_largest
+from adafactor.migration.peer import Argument, Group, Keywords, Peer, bound, negated, other, plain, same, two_largest
 from adafactor.migration.state import Arguments, Axes, Format, Shape
 from adafactor.schedules import with_warmup
 
@@ -199,7 +199,7 @@ def _adjust_timm_bv(group: Group) -> Keywords:
     keywords = group.momentum(args["momentum"], args["momentum_dtype"], ROUNDED_UPDATE)
     group.leave_out("caution", args["momentum"] and args["caution"], CAUTION)
     if args["weight_decay"] and args["corrected_weight_decay"]:
-        first = group.given.get("lr", group.extras.get("initial_lr", args["lr"]))
+        first = plain(group.given.get("lr", group.extras.get("initial_lr", args["lr"])))
         if group.saved is not None and "lr" not in group.given:
             group.note(FIRST_LR, lr=first)
         if args["unscaled_wd"]:

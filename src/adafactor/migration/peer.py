@@ -141,7 +141,7 @@ class Group:
 
     def __post_init__(self) -> None:
         """Translate the arguments."""
-        self.args = {name: _plain(value) for name, value in self.args.items()}
+        self.args = {name: plain(value) for name, value in self.args.items()}
         with refuse_damage(f"the arguments of {self.peer.name}"):
             for member in self.members if self.saved is None else []:  # of a state, they are known by their paths
                 member.slices = self.peer.slices(self.args, member.name)
@@ -273,8 +273,8 @@ def _decay(s: Settings) -> str | float:
     return "rho" if is_rho else s.weight_decay_by
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a number for a tensor of one element, as a learning rate may be, and a tuple for a list."""
     if isinstance(value, (list, tuple)):
-        return tuple(map(_plain, value))
+        return tuple(map(plain, value))
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
