@@ -115,7 +115,7 @@ def headline(runs: Runs) -> Finding:
     found = {
         f"at `long` ({SCALES['long'].steps:,} steps), nothing tuned": decided,
         "at `small`, both at ×3": runs.o_minus_b("small", 3.0, 3.0),
-        "at `small`, each at its best": runs.o_minus_b("small", BEST["O"], BEST["B"]),
+        "at `small`, each at its best": runs.o_minus_b("small", BEST["small"]["O"], BEST["small"]["B"]),
         "at `mini`, both at ×3": runs.minus("O-", "B"),
     }
     lines = [f"{each} {where} ({count(each.seeds)})" for where, each in found.items()]

@@ -23,7 +23,8 @@ COLOURS = {"B": "c1", "O": "c0", "P": "c3", "N": "c2", "O+": "c4"}
 def render(records: list[Record]) -> str:
     """The page: every section that has records, the verdicts first."""
     body = _claims(records) + "".join(map(section, tables.papers_own(records))) + section(tables.table_2(records))
-    body += _headline(records) + _step_sizes(records) + section(tables.suspects(records)) + _stability(records)
+    body += _headline(records) + _step_sizes(records, "quarter") + _step_sizes(records, "small")
+    body += section(tables.suspects(records)) + _stability(records)
     body += _figure(records) + section(tables.table_3(records))
     body += _memory(records) + _samples(records) + _settings(records)
     return page(
@@ -106,8 +107,8 @@ def _headline(records: list[Record]) -> str:
     text = ""
     for scale, multipliers, how in (
         ("long", UNTUNED, "nothing tuned"),
-        ("small", BEST, "each row at its best step size"),
-        ("quarter", BEST, "each row at its best step size"),
+        ("small", BEST["small"], "each row at its best step size"),
+        ("quarter", BEST["quarter"], "each row at its best step size"),
     ):
         found = {name: results.compared(records, name, scale, multiplier) for name, multiplier in multipliers.items()}
         groups = {name: runs for name, runs in found.items() if runs}
@@ -117,8 +118,8 @@ def _headline(records: list[Record]) -> str:
     return text + section(tables.over_the_run(records))
 
 
-def _step_sizes(records: list[Record]) -> str:
-    found = {name: results.select(records, "quarter", row=name, warmup=COMPARED[name][1]) for name in SWEPT}
+def _step_sizes(records: list[Record], scale: str) -> str:
+    found = {name: results.select(records, scale, row=name, warmup=COMPARED[name][1]) for name in SWEPT}
     lines = [Line(f"{row}: {ROWS[row].describe()}", curve, COLOURS[row])
              for row, runs in found.items() if (curve := results.sweep_curve(runs, "decayed"))]  # fmt: skip
     points = [point for line in lines for point in line.points]
@@ -130,7 +131,7 @@ def _step_sizes(records: list[Record]) -> str:
         frames = frame([min(y, top) for _, y in points])
         chart = Chart("Dev loss, decayed to zero", label, "dev loss", (xs[0], xs[-1]), frames, log_x=True)
         drawn = chart.svg(lines, xs, ticks(*chart.y_range))
-    return section(tables.step_sizes(records), drawn)
+    return section(tables.step_sizes(records, scale), drawn)
 
 
 def _stability(records: list[Record]) -> str:

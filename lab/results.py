@@ -207,10 +207,10 @@ def tenths(first: Record, second: Record) -> list[float]:
 def is_settled(record: Record) -> bool:
     """Whether a run's step size is its row's best, where step sizes were swept: a larger one has its own noise."""
     config = record["config"]
-    best = {(*COMPARED[name], multiplier) for name, multiplier in BEST.items()}
-    return config["scale"]["name"] not in {"small", "quarter"} or (
-        (config["row"]["name"], config["warmup"], config["multiplier"]) in best
-    )
+    best = BEST.get(config["scale"]["name"])
+    return best is None or (config["row"]["name"], config["warmup"], config["multiplier"]) in {
+        (*COMPARED[name], multiplier) for name, multiplier in best.items()
+    }
 
 
 def compared(records: list[Record], name: str, scale: str, multiplier: float) -> list[Record]:

@@ -124,14 +124,14 @@ def over_the_run(records: list[Record]) -> Table | None:
     return Table("The difference in training loss over the run", note, heads, rows) if rows else None
 
 
-def step_sizes(records: list[Record]) -> Table | None:
-    """The step-size sweep of the compared rows."""
-    every = sorted({r["config"]["multiplier"] for row in SWEPT for r in results.select(records, "quarter", row=row)})
+def step_sizes(records: list[Record], at: str) -> Table | None:
+    """The step-size sweep of the compared rows at a scale."""
+    found = {row: results.select(records, at, row=row, warmup=warm) for row, warm in map(COMPARED.__getitem__, SWEPT)}
+    every = sorted({r["config"]["multiplier"] for runs in found.values() for r in runs})
     rows = []
-    for row, warm in (COMPARED[name] for name in SWEPT):
-        runs = results.select(records, "quarter", row=row, warmup=warm)
+    for row, runs in found.items():
         losses = dict(results.sweep_curve(runs, "decayed"))
-        if losses:
+        if len(losses) > 1:
             best = min(losses, key=lambda m: losses[m])
             cells = [number(losses.get(m, math.nan)) for m in every]
             scores = [results.mean(results.test_bleu(r, "decayed") for r in runs if r["config"]["multiplier"] == m)
@@ -141,13 +141,12 @@ def step_sizes(records: list[Record]) -> Table | None:
     if not rows:
         return None
     heads = ["row", *(f"loss ×{m:g}" for m in every), *(f"BLEU ×{m:g}" for m in every)]
-    scale = SCALES["quarter"]
+    scale = SCALES[at]
     note = (
-        f"`small` at a quarter of its length: {scale.steps:,} steps and a decay to zero, {scale.test} test sentences, "
-        "one seed; at ×3 and ×6 the mean over those that were run. A row's step size for the full length is that of "
-        "its lowest dev loss, in bold."
+        f"{scale.steps:,} steps and a decay to zero, {scale.test} test sentences; the mean over the seeds that were "
+        "run, one for most. A row's best step size is that of its lowest dev loss, in bold."
     )
-    return Table("Which step size suits which row", note, heads, rows)
+    return Table(f"Which step size suits which row, at `{at}`", note, heads, rows)
 
 
 def suspects(records: list[Record]) -> Table | None:

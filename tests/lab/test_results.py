@@ -203,9 +203,9 @@ def _comparison(gap: float) -> list[Record]:
     """The compared rows at `small`, three seeds, with a little noise; O is worse by `gap`."""
     noise = {("B", 0): 0.01, ("O", 1): -0.01, ("P", 2): 0.01}
     return [
-        _record(Job(*placed(name, SCALES["small"]), seed, BEST[name]), loss := 3.6 + gap * (name == "O")
+        _record(Job(*placed(name, SCALES["small"]), seed, BEST["small"][name]), loss := 3.6 + gap * (name == "O")
                 + noise.get((name, seed), 0.0), 15.0 - 10 * gap * (name == "O"), mean=loss, decayed=loss)
-        for name in BEST for seed in range(3)
+        for name in BEST["small"] for seed in range(3)
     ]  # fmt: skip
 
 
@@ -239,23 +239,25 @@ def test_the_page_shows_the_runs_that_decide_the_headline() -> None:
 
 def test_no_interval_is_given_for_a_step_size_that_is_not_the_best() -> None:
     records = _comparison(0.1)
-    records += [_record(Job("O", SCALES["small"], False, seed, 2 * BEST["O"]), 3.6 + seed) for seed in range(3)]
+    records += [
+        _record(Job("O", SCALES["small"], False, seed, 2 * BEST["small"]["O"]), 3.6 + seed) for seed in range(3)
+    ]
     table = tables.headline(records, "small")
     assert table is not None
     losses = {(row[0], row[2]): row[4] for row in table.rows}
-    assert "±" in losses["O, no warm-up", f"×{BEST['O']:g}"]
-    assert losses["O, no warm-up", f"×{2 * BEST['O']:g}"] == "4.60"
+    best = BEST["small"]["O"]
+    assert "±" in losses["O, no warm-up", f"×{best:g}"]
+    assert losses["O, no warm-up", f"×{2 * best:g}"] == "4.60"
 
 
 def test_a_table_has_a_cell_for_every_head() -> None:
     records = _comparison(0.1)
     records += [_record(Job(row, SCALES["quarter"], warm, 0, m), 4.0 + m, mean=4.0, decayed=4.0 - m)
                 for row, warm in COMPARED.values() for m in (1.0, 2.0)]  # fmt: skip
-    for make in (lambda records: tables.headline(records, "small"), tables.step_sizes, tables.times, claims.table):
-        table = make(records)
+    headline, sizes = tables.headline(records, "small"), tables.step_sizes(records, "quarter")
+    for table in (headline, sizes, tables.times(records), claims.table(records)):
         assert table is not None
         assert {len(row) for row in table.rows} == {len(table.heads)}
-    sizes = tables.step_sizes(records)
     assert sizes is not None
     assert ["B", "3.00", "**2.00**", "5.0", "5.0"] in sizes.rows, "by the decayed weights, not by the last"
 
@@ -289,8 +291,9 @@ def test_paired_bootstrap_tells_a_better_translation_from_an_equal_one() -> None
 
 
 def test_the_best_step_sizes_are_those_of_the_records() -> None:
-    records = read(RECORDS, "quarter")
-    for row in ("B", "O", "P"):
-        curve = dict(sweep_curve(select(records, "quarter", row=row, warmup=COMPARED[row][1]), "decayed"))
-        assert len(curve) >= 2
-        assert BEST[row] == min(curve, key=lambda multiplier: curve[multiplier])
+    for scale, rows in (("quarter", ("B", "O", "P")), ("small", ("B", "O"))):
+        records = read(RECORDS, scale)
+        for row in rows:
+            curve = dict(sweep_curve(select(records, scale, row=row, warmup=COMPARED[row][1]), "decayed"))
+            assert len(curve) >= 2
+            assert BEST[scale][row] == min(curve, key=lambda multiplier: curve[multiplier])
