@@ -125,7 +125,7 @@ def everything() -> list[Job]:
     # other step sizes than a row's best
     jobs += [Job("O", quarter, False, seed, 6.0) for seed in (1, 2)]
     jobs += [Job(row, small, warm, 0, 3.0) for row, warm in (("O", True), ("P", False), ("B", True))]
-    jobs.append(Job("P", small, False, 1, 3.0))
+    jobs += [Job("P", small, False, 1, 3.0), *(Job("O", small, False, seed, 3.0) for seed in (0, 1, 2))]
     jobs += [*table_2(mini), *(job for job in table_2(mini, seed=1) if not job.row.startswith("Q"))]
     jobs += [job for seed in (2, 3, 4) for job in claimed(mini, seed)]
     jobs += [Job(row, mini, True, seed) for seed in range(5, 10) for row in ("A", "D")]  # five seeds did not decide

@@ -38,7 +38,8 @@ def render(records: list[Record]) -> str:
 def documents(records: list[Record]) -> dict[Path, str]:
     """What stands between the marks of each document: the answer and the claims, the tables, the advice."""
     made = [*(tables.headline(records, scale) for scale in ("long", "small", "quarter"))]
-    made += [tables.table_2(records), tables.stability(records), tables.table_3(records)]
+    made += [tables.step_sizes(records, "small"), tables.table_2(records), tables.stability(records)]
+    made += [tables.table_3(records)]
     first = [claims.answer(records) + "\n"]
     if tables.agreement(records, warm=False):
         first.append(f"![Table 2 of the paper beside the lab's losses, row by row]({pictures.PATTERN.name})\n")

@@ -264,6 +264,19 @@ def sweep_curve(records: list[Record], way: str = "last") -> list[tuple[float, f
     return [(m, mean(losses)) for m, losses in sorted(by_multiplier.items()) if math.isfinite(mean(losses))]
 
 
+def best_multiplier(records: list[Record], way: str = "last") -> float:
+    """The step size whose loss is the lower one beside every other, over the seeds that both have; NaN: none is."""
+    losses: dict[float, dict[int, float]] = defaultdict(dict)
+    for record in records:
+        if math.isfinite(loss := final_loss(record, way)):
+            losses[record["config"]["multiplier"]][record["config"]["seed"]] = loss
+
+    def gap(one: float, other: float) -> float:
+        return mean(loss - losses[other][seed] for seed, loss in losses[one].items() if seed in losses[other])
+
+    return next((m for m in sorted(losses) if not any(gap(m, other) > 0 for other in losses)), math.nan)
+
+
 def good_range(curve: list[tuple[float, float]], near: float = NEAR) -> tuple[float, float]:
     """The step sizes about the best whose loss is within `near` of it, lines drawn between the points (log step size).
 

@@ -132,7 +132,7 @@ def step_sizes(records: list[Record], at: str) -> Table | None:
     for row, runs in found.items():
         losses = dict(results.sweep_curve(runs, "decayed"))
         if len(losses) > 1:
-            best = min(losses, key=lambda m: losses[m])
+            best = results.best_multiplier(runs, "decayed")
             cells = [number(losses.get(m, math.nan)) for m in every]
             scores = [results.mean(results.test_bleu(r, "decayed") for r in runs if r["config"]["multiplier"] == m)
                       for m in every]  # fmt: skip
@@ -144,7 +144,8 @@ def step_sizes(records: list[Record], at: str) -> Table | None:
     scale = SCALES[at]
     note = (
         f"{scale.steps:,} steps and a decay to zero, {scale.test} test sentences; the mean over the seeds that were "
-        "run, one for most. A row's best step size is that of its lowest dev loss, in bold."
+        "run, one for most. A row's best step size, in bold, has the lower dev loss beside each other one, over the "
+        "seeds that both have."
     )
     return Table(f"Which step size suits which row, at `{at}`", note, heads, rows)
 
