@@ -157,7 +157,8 @@ def test_a_foreign_state_dict_is_not_taken_for_ours() -> None:
 @pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
 def test_a_group_without_parameters_gets_no_names() -> None:
     """Torch would refuse to add a group to some with names and some without."""
-    ours = Adafactor([{"params": []}, {"params": parameters([(4, 3)])}])
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": parameters([(4, 3)])}]
+    ours = Adafactor(groups)
     converted = adafactor.migrate(ours.state_dict(), "adafactor", "transformers")
     assert not any("param_names" in group for group in converted["param_groups"])
 
