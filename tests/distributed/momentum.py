@@ -43,8 +43,13 @@ def differences(ours: list[Tensor], theirs: list[Tensor], x_start: Tensor) -> di
 
     `moved` is the largest difference of X beside how far X went, `far` the share of elements of X beyond 1e-5 of that,
     `units` the largest difference of the momentum in units of int8, or of bfloat16 at its largest element, `flipped`
-    the share that differs by more than a hundredth of that, and `scale` the largest relative difference of scales.
+    the share that differs by more than a hundredth of that, and `scale` the largest relative difference of scales. One
+    element is no share: of a small tensor it would be a large one.
     """
+
+    def share(where: Tensor) -> float:
+        return max(0, int(where.sum()) - 1) / max(1, where.numel())
+
     (x, *kept), (y, *expected) = ours, theirs
     gap = (x.double() - y.double()).abs() / (y.double() - x_start.double()).abs().max()
     scale = torch.zeros(1)
@@ -56,9 +61,9 @@ def differences(ours: list[Tensor], theirs: list[Tensor], x_start: Tensor) -> di
         units = (a - b).abs() / (b.abs().max() * 2.0**-7)
     return {
         "moved": float(gap.max()),
-        "far": float((gap > 1e-5).double().mean()),
+        "far": share(gap > 1e-5),
         "units": float(units.max()),
-        "flipped": float((units > 1e-2).double().mean()),
+        "flipped": share(units > 1e-2),
         "scale": float(scale.max()),
     }
 
