@@ -16,8 +16,8 @@ FIGURE_ROWS = ("G", "A", "H", "L")
 COMPARED = {"B": ("B", True), "O": ("O", False), "P": ("P", False), "N": ("N", True), "O+": ("O", True)}
 SWEPT = ("B", "O", "P", "N")
 STEP_SIZES = (3.0, 6.0, 1.5, 12.0)
-# The best for each row at a quarter of the length, and of those that were run at full length: that of the lowest dev
-# loss once the step size has fallen to zero, over all seeds run. O+ has B's: it was not swept.
+# The best of those that were run for each row, as `results.best_multiplier` finds it once the step size has fallen to
+# zero: at a quarter of the length, and at full length. O+ has B's: it was not swept.
 BEST = {
     "quarter": {"B": 6.0, "O": 3.0, "P": 6.0, "N": 6.0, "O+": 6.0},
     "small": {"B": 6.0, "O": 4.2, "P": 6.0, "N": 6.0, "O+": 6.0},

@@ -151,7 +151,7 @@ def test_threads_of_one_process_take_turns_too(folder: Path, monkeypatch: pytest
 
     first = threading.Thread(target=compile_one, args=("0" * 64, 0.5))
     first.start()
-    inside.wait()
+    assert inside.wait(30)
     compile_one("1" * 64, 0.0)  # a warning that it was waited for in vain would be an error
     first.join()
     assert not isinstance(get_cache_manager("2" * 64), turns.Place)
