@@ -102,10 +102,18 @@ def reproduce(arguments: argparse.Namespace) -> int:
     if corpus.name != "debian":
         print("The reproduction is of Debian's text; `table` takes your own. `demo` works with the generated task.")
         return 2
-    jobs, folder = experiments.everything(), arguments.records or RECORDS
-    status = 1 if run_missing(jobs, folder, _cache(arguments), corpus.fingerprint()) else 0
-    _write_page(arguments.records or RECORDS, Path("runs/report.html"))
-    return status
+    folder, failed = arguments.records or RECORDS, []
+
+    def run_all(jobs: list[Job]) -> None:
+        failed.extend(run_missing(jobs, folder, _cache(arguments), corpus.fingerprint()))
+
+    run_all(experiments.judging())
+    for _ in range(2):  # the first runs say at which step size the others are
+        run_all(experiments.other_models(records.read(folder)))
+    jobs = [*experiments.once_more(), *experiments.everything()]
+    run_all(list({job.name: job for job in jobs}.values()))
+    _write_page(folder, Path("runs/report.html"))
+    return 1 if failed else 0
 
 
 def precision_runs(arguments: argparse.Namespace) -> int:

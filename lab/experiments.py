@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from lab.presets import SCALES, Job, Scale, untied
 from lab.rows import TABLE_2, TABLE_3
@@ -115,6 +118,72 @@ def missing_cells() -> list[Job]:
     jobs = [Job("O", small, False, 0, m) for m in (2.1, 4.2, 6.0)] + [Job("B", small, True, 0, m) for m in (4.2, 8.5)]
     jobs += [Job(row, small, True, seed, 3.0) for seed in (1, 2) for row in ("B", "O")]
     return jobs + [Job(row, small, True, 0, 3.0) for row in ("N", "NF")]
+
+
+CLAIMS: dict[str, Any] = json.loads((Path(__file__).parent / "claims.json").read_text(encoding="utf-8"))
+UPDATES_ROWS = ("A", "H", "B", "C", "F", "I", "N")
+PROPERTY_ROWS = ("A", "B", "F", "G", "H", "I", "K", "L", "N", "O")
+PROPERTY_SCALES = ("pattern-broad", "pattern-deep")
+PROPERTY_STEP_SIZES = (1.0, 1.7, 3.0, 5.0)
+CHOOSING_SEED = 100
+
+
+def of_claims(scale: str, most: int) -> list[Job]:
+    """The runs at a scale that judge the claims which compare at most so many rows, seed by seed."""
+    wanted: dict[int, dict[str, None]] = {}
+    for claim in CLAIMS["claims"]:
+        several = isinstance(claim["scale"], list)
+        parts = (
+            zip(claim["scale"], claim["seeds"], claim["rows"], strict=True)
+            if several and "-" not in claim["scale"][0]
+            else []
+        )
+        parts = parts if several else [(claim["scale"], claim["seeds"], [*pair]) for pair in claim["rows"]]
+        for where, seeds, rows in parts:
+            if where == scale and claim["known"] == "none" and len(claim["rows"]) <= most:
+                for seed in seeds:
+                    wanted.setdefault(seed, {}).update(dict.fromkeys(rows))
+    return [Job(row.rstrip("-"), SCALES[scale], not row.endswith("-"), seed)
+            for seed, rows in sorted(wanted.items()) for row in rows]  # fmt: skip
+
+
+def judging() -> list[Job]:
+    """The runs that judge claims by the rules of `claims.json`, in the order of how much rests on them."""
+    mini, hard, updates = SCALES["mini"], SCALES["pattern"], SCALES["updates"]
+    seeds = (3, 4, 5)
+    jobs = [*of_claims("pattern", 2), *of_claims("mini", 2)]
+    jobs += [Job(row, updates, False, seed) for row in UPDATES_ROWS for seed in seeds]
+    jobs += [job for job in pattern(seeds) if not job.warmup] + of_claims("mini", 99)
+    jobs += [Job(row, mini, True, seed) for seed in range(15, 26) for row in ("D", "A")]
+    jobs += [Job(row.name, hard, True, seed) for seed in seeds for row in TABLE_2 if row.step != "sgd"]
+    return list({job.name: job for job in jobs}.values())
+
+
+def other_models(recorded: list[dict[str, Any]]) -> list[Job]:
+    """Is the pattern a property of the rows? At a step size that is known once B with warm-up was tried at several."""
+    from lab.records import find
+    from lab.results import FAILED, final_loss
+
+    jobs = []
+    for scale in (SCALES[name] for name in PROPERTY_SCALES):
+        tried = [Job("B", scale, True, CHOOSING_SEED, m) for m in PROPERTY_STEP_SIZES]
+        found = [find(job, recorded) for job in tried]
+        learned = [job.effective_multiplier for job, record in zip(tried, found, strict=True)
+                   if record is not None and final_loss(record) <= FAILED]  # fmt: skip
+        jobs += tried
+        if None not in found and learned:
+            jobs += [Job(row, scale, warm, seed, max(learned)) for warm in (False, True) for seed in (0, 1)
+                     for row in PROPERTY_ROWS]  # fmt: skip
+    return sorted(jobs, key=lambda job: (job.seed != CHOOSING_SEED, job.warmup, job.seed))
+
+
+def once_more() -> list[Job]:
+    """What else there is time for: `mini` without warm-up on the new seeds, and the headline on one text."""
+    mini, whole = SCALES["mini"], SCALES["long"]
+    jobs = [Job(row.name, mini, False, seed) for seed in range(10, 15) for row in TABLE_2 if row.step != "sgd"]
+    jobs += [Job(*placed(name, whole), seed, UNTUNED[name]) for seed in range(4, 8) for name in ("O", "B")]
+    jobs += [Job(*placed("O+", whole), seed, UNTUNED["O+"]) for seed in range(4, 8)]
+    return jobs + [Job(*placed(name, whole), 4, m) for name, m in (("O", 1.8), ("O", 3.5), ("B", 3.5), ("B", 7.0))]
 
 
 def everything() -> list[Job]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor
 
+from adafactor import Adafactor
 from lab import vocabulary
 from lab.batches import Batch, Batches
 from lab.corpus import Corpus
 from lab.decode import translate
-from lab.evaluate import bleu, held_out_loss, pack
+from lab.evaluate import bleu, held_out_loss, pack, pack_figures
 from lab.files import locked, write_atomically, write_text
 from lab.model import Transformer
 from lab.presets import Job
@@ -45,6 +47,8 @@ class Progress:
     cpu_seconds: float = 0.0  # of the process, evaluation included
     tokens: int = 0
     diverged: bool = False
+    started: str = ""  # when, in UTC
+    updates: list[list[float]] = field(default_factory=list)  # RMS(U) of every parameter, where they are recorded
 
     def smooth_loss(self) -> float:
         """The loss now."""
@@ -128,7 +132,7 @@ class Trainer:
         torch.manual_seed(job.seed)
         self.device = torch.device(options.device)
         self.model = Transformer(job.scale.shape, len(self.vocabulary)).to(self.device)
-        self.progress = Progress()
+        self.progress = Progress(started=now())
         self.sums: dict[str, Tensor] = {}  # of the snapshots so far
         self.found: dict[str, Any] = {}  # what was evaluated so far: way → loss, scores, translations
         self.initial_loss = self._dev_loss(self.model)
@@ -156,7 +160,7 @@ class Trainer:
 
     def reach(self, way: str) -> None:
         """Train as far as these weights need, and evaluate them; what was evaluated before stays."""
-        self.train(self.job.scale.steps + (self.job.scale.branch if way == "decayed" else 0))
+        self.train(self.job.scale.steps + self.job.scale.branch if way == "decayed" else self._last_step())
         if way in self.found or self.progress.diverged:
             return
         model = self.averaged() if way == "mean" else self.whole()
@@ -169,22 +173,25 @@ class Trainer:
     def train(self, until: int | None = None) -> None:
         """Go on to step `until`, by default the last, or to a divergence, with a checkpoint now and then."""
         self.model.train()
-        until = self.job.scale.steps if until is None else until
+        until = self._last_step() if until is None else until
         stream = self.batches.stream(self.job.seed, start=self.progress.step)
         saved = began = time.monotonic()
         before = self.progress.seconds
         while self.progress.step < until and not self.progress.diverged:
             self._step(next(stream).to(self.device))
-            now = time.monotonic()
-            self.progress.seconds = before + now - began
+            passed = time.monotonic()
+            self.progress.seconds = before + passed - began
             self.options.on_progress(self.progress)
             (due,) = self.processes.mean(
-                float(self.processes.leader and now - saved >= self.options.checkpoint_seconds)
+                float(self.processes.leader and passed - saved >= self.options.checkpoint_seconds)
             )
             if due:
                 self.checkpoint()
                 saved = time.monotonic()
         self.checkpoint()
+
+    def _last_step(self) -> int:
+        return self.job.scale.watched or self.job.scale.steps
 
     def _step(self, batch: Batch) -> None:
         progress = self.progress
@@ -199,6 +206,8 @@ class Trainer:
         if not progress.diverged:
             self.optimizer.step()
             progress.rms_updates.append(self._rms_update() if self._is_in_curve() else math.nan)
+            if self.job.scale.watched and isinstance(self.optimizer, Adafactor):
+                progress.updates.append([record.rms_update for record in self.optimizer.report()])
             if self.job.scale.branch and progress.step in snapshots(self.job.scale.steps):
                 for name, value in self.processes.whole(self.model.state_dict()).items():
                     self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
@@ -218,11 +227,11 @@ class Trainer:
     def _rate(self) -> float:
         """The step size of the step that is counted already; after the last step it falls to zero in a line."""
         job, step, last = self.job, self.progress.step, self.job.scale.steps
-        now = min(step, last)
+        counted = min(step, last)
         if job.settings.step == "2017":
-            shape = schedule_2017(now, job.scale.shape.width)
+            shape = schedule_2017(counted, job.scale.shape.width)
         else:
-            shape = schedule(now, last if job.scale.compressed else PAPER_STEPS, job.warmup)
+            shape = schedule(counted, last if job.scale.compressed else PAPER_STEPS, job.warmup)
         rate = job.effective_multiplier * job.settings.scale * shape
         return rate if step <= last else rate * (1 - (step - last) / (job.scale.branch + 1))
 
@@ -294,7 +303,7 @@ class Trainer:
             "initial_loss": round(self.initial_loss, 4),
             "train_loss": rounded(smooth(progress.losses[: scale.steps])),
             **ways.pop("last", {"dev_loss": None, "bleu": {}}),
-            "curve": thin(progress.losses[: scale.steps]),
+            "curve": thin(progress.losses[: scale.steps], points=scale.watched or CURVE_POINTS),
             "rms_update": {"parameter": WATCHED, "values": thin(progress.rms_updates[: scale.steps], every=True)},
             "state_bytes": state_bytes(self.optimizer),
             "parameter_bytes": sum(p.nbytes for p in self.model.parameters()),
@@ -303,9 +312,14 @@ class Trainer:
             "evaluate_seconds": round(sum(found["seconds"] for found in self.found.values()), 1),
             "cpu_seconds": round(progress.cpu_seconds, 1),
             "corpus": self.text,
+            "started": progress.started,
+            "finished": now(),
             "commit": commit(),
             "versions": versions(),
         }
+        if scale.watched:
+            names = [name for name, _ in self.model.named_parameters()]
+            record["updates"] = {"parameters": names, "values": pack_figures(progress.updates)}
         if scale.branch:
             record["ways"] = ways
             said = {way: found["translations"].get("test", []) for way, found in self.found.items()}
@@ -337,20 +351,25 @@ def smooth(losses: list[float]) -> float:
     return sum(last) / len(last) if last else math.nan
 
 
-def stretch(steps: int) -> int:
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def stretch(steps: int, points: int = CURVE_POINTS) -> int:
     """How many steps a point of a curve stands for."""
-    return max(1, math.ceil(steps / CURVE_POINTS))
+    return max(1, math.ceil(steps / points))
 
 
-def thin(values: list[float], every: bool = False) -> list[list[float]]:
-    """At most CURVE_POINTS pairs of (step, value): means of stretches or, if `every`, single values."""
-    points, each = [], stretch(len(values))
+def thin(values: list[float], every: bool = False, points: int = CURVE_POINTS) -> list[list[float]]:
+    """At most so many pairs of (step, value): means of stretches or, if `every`, single values."""
+    found, each = [], stretch(len(values), points)
     for start in range(0, len(values), each):
         part = [value for value in values[start : start + each] if math.isfinite(value)]
         if part:
             value = part[0] if every else sum(part) / len(part)
-            points.append([start + (1 if every else len(part)), round(value, 4)])
-    return points
+            found.append([start + (1 if every else len(part)), round(value, 4)])
+    return found
 
 
 def rounded(value: float) -> float | None:
