@@ -25,8 +25,8 @@ Phases = Generator[tuple[Any, Any], Any, tuple[Any, ...]]  # yields two sums, tw
 
 
 def factored_step(batch: Batch, s: Settings) -> Phases:
-    """Algorithm 4, for X (…, n, m): its second moment is kept as R (…, n) and C (…, m), or as one of the two."""
-    rows, cols = batch.mean_squares(s.eps[0])  # of G² + ε₁ over m (…, n), and over n (…, m)
+    """Algorithm 4, for X (…, n, m): its second moment is kept as R (…, n, 1) and C (…, 1, m), or one of the two."""
+    rows, cols = batch.mean_squares(s.eps[0])  # of G² + ε₁ over m (…, n, 1), and over n (…, 1, m)
     mean = yield rows, cols  # pause: is G² finite? Ranks that share the rows of X send mean(Rₜ)
     beta2, _, w2, *_ = batch.rates  # β̂₂ₜ and 1 − β̂₂ₜ
     R = batch.average("row", rows, beta2, w2)  # line 5: Rₜ = β̂₂ₜ·Rₜ₋₁ + (1 − β̂₂ₜ)·(G² + ε₁)·1ₘ/m
@@ -92,7 +92,7 @@ class Batch(Protocol):
     def mean_squares(self, eps1: float) -> tuple[Tensor | None, Tensor | None]: ...  # None for what is not kept
     def average(self, key: str, means: Tensor | None, decay: Scalar, weight: Scalar) -> Tensor | None: ...  # R or C
     def mean_row(self, row: Tensor) -> Tensor: ...  # mean(R) over n, in a shape that broadcasts over R
-    def over_x(self, key: str, scale: Tensor) -> Blockwise: ...  # r or c, in a shape that broadcasts over X
+    def over_x(self, key: str, scale: Tensor) -> Blockwise: ...
     def average_squares(self, eps1: float, decay: Scalar, weight: Scalar) -> Blockwise: ...
     def average_gradient(self, weight: Scalar) -> Blockwise: ...
     def norms_of(self, update: Blockwise) -> tuple[Scalar, Scalar | None]: ...  # ΣX² is None where nobody wants it

@@ -248,9 +248,9 @@ def _memory(state: Values, shape: tuple[int, ...], axes: tuple[int, int] | None)
     else:
         row, col = axes
         if "row" in state:
-            memory.r = np.moveaxis(np.expand_dims(state["row"], col) * shape[col], axes, (-2, -1))
+            memory.r = np.moveaxis(state["row"] * shape[col], axes, (-2, -1))
         if "col" in state:
-            memory.c = np.moveaxis(np.expand_dims(state["col"], row) * shape[row], axes, (-2, -1))
+            memory.c = np.moveaxis(state["col"] * shape[row], axes, (-2, -1))
     if "momentum" in state:
         memory.m = state["momentum"] if axes is None else np.moveaxis(state["momentum"], axes, (-2, -1))
     return memory
@@ -263,9 +263,9 @@ def _state(memory: oracle.Memory, shape: tuple[int, ...], axes: tuple[int, int] 
         found["full"] = np.asarray(memory.v)
     else:
         if row.estimator in ("outer", "row"):
-            found["row"] = np.moveaxis(memory.r, (-2, -1), axes).squeeze(axes[1]) / shape[axes[1]]
+            found["row"] = np.moveaxis(memory.r, (-2, -1), axes) / shape[axes[1]]
         if row.estimator in ("outer", "column"):
-            found["col"] = np.moveaxis(memory.c, (-2, -1), axes).squeeze(axes[0]) / shape[axes[0]]
+            found["col"] = np.moveaxis(memory.c, (-2, -1), axes) / shape[axes[0]]
     if row.beta1:
         found["momentum"] = memory.m if axes is None else np.moveaxis(memory.m, (-2, -1), axes)
     return found

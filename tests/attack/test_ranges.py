@@ -75,7 +75,7 @@ def tiny_eps1(rows: int, dtype: torch.dtype, backend: str, where: int = 0) -> No
         walk.check(g)
     assert bool(walk.p.any()), "the step of that row can be seen"
     state = walk.optimizer.state[walk.p]
-    torch.testing.assert_close(state["row"], torch.full((rows,), 1.2e-38, dtype=dtype), rtol=1e-5, atol=0)
+    torch.testing.assert_close(state["row"], torch.full((rows, 1), 1.2e-38, dtype=dtype), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -200,7 +200,7 @@ def test_a_small_beta2_keeps_its_digits(shape: tuple[int, ...], beta2: float, an
             key = "row" if len(shape) > 1 else "full"
             decay = beta2 * (1 - beta2) / (1 - beta2**2)
             squares = p.grad.double().square()
-            new = squares.mean(1) if len(shape) > 1 else squares
+            new = squares.mean(1, keepdim=True) if len(shape) > 1 else squares
             expected = state[key].double() * decay + (new + 1e-30) * (1 - decay)
         optimizer.step()
     torch.testing.assert_close(optimizer.state[p][key].double(), expected, rtol=1e-5, atol=0)

@@ -73,7 +73,7 @@ def test_a_tree_in_a_safetensors_file_with_its_arguments_on_the_command_line(tmp
     model = torch.nn.Linear(4, 3)
     ours = Adafactor(model.named_parameters())
     ours.load_state_dict(load(out))
-    assert ours.state[model.weight]["row"].shape == (3,) and ours.state[model.weight]["step"] == 7
+    assert ours.state[model.weight]["row"].shape == (3, 1) and ours.state[model.weight]["step"] == 7
 
 
 class Bomb:

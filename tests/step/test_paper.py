@@ -29,7 +29,7 @@ def estimate(optimizer: Adafactor, p: Tensor) -> Tensor:
     """V̂ as the optimizer's factors give it."""
     row: Tensor = optimizer.state[p]["row"]
     col: Tensor = optimizer.state[p]["col"]
-    return row[:, None] * col[None, :] / row.mean()
+    return row * col / row.mean()
 
 
 def after(p: Tensor, grads: list[Tensor], **keywords: object) -> Adafactor:
@@ -68,8 +68,8 @@ def test_row_sums_of_the_average_are_the_average_of_the_row_sums(n: int, m: int,
     q = torch.zeros(n, m, dtype=torch.float64, requires_grad=True)
     factors = after(p, grads).state[p]
     whole = after(q, grads, factored=False).state[q]["full"]
-    torch.testing.assert_close(factors["row"], whole.mean(1), rtol=1e-12, atol=0)
-    torch.testing.assert_close(factors["col"], whole.mean(0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(factors["row"], whole.mean(1, keepdim=True), rtol=1e-12, atol=0)
+    torch.testing.assert_close(factors["col"], whole.mean(0, keepdim=True), rtol=1e-12, atol=0)
 
 
 @given(st.floats(0.05, 3.0), st.integers(1, 400))

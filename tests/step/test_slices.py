@@ -211,7 +211,11 @@ def test_the_report_has_a_record_for_each_slice() -> None:
     assert [record.name for record in records] == names
     assert [record.shape for record in records] == [(7,), *[(5, 4)] * 3, (0, 4), ()]
     stack = optimizer.state[params[1][1]]
-    assert {key: tuple(value.shape) for key, value in stack.items()} == {"step": (3,), "row": (3, 5), "col": (3, 4)}
+    assert {key: tuple(value.shape) for key, value in stack.items()} == {
+        "step": (3,),
+        "row": (3, 5, 1),
+        "col": (3, 1, 4),
+    }
     assert sum(record.state_bytes for record in records[1:4]) == sum(value.nbytes for value in stack.values())
     assert optimizer.state[params[0][1]]["step"].shape == ()  # a vector is one parameter
 

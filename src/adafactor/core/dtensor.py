@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from adafactor.core.factoring import drop
+from adafactor.core.factoring import summed
 from adafactor.core.momentum import Blocks, scale_shape
 
 if TYPE_CHECKING:
@@ -56,14 +56,25 @@ def beginning(p: DTensor) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
 
 
-def zeros(p: DTensor, without: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A statistic of `p` with some axes summed away: cut as `p` is, except where one of these is what is cut."""
-    part, placements = p.to_local(), list(p.placements)
-    shape, local_shape = tuple(p.shape), tuple(part.shape)
-    for axis in sorted(without, reverse=True):
-        shape, local_shape = drop(shape, axis), drop(local_shape, axis)
-        placements = [_place_without(place, axis) for place in placements]
-    return _whole(torch.zeros(local_shape, dtype=dtype, device=part.device), p, shape, placements)
+def zero_means(p: DTensor, axis: int, dtype: torch.dtype) -> Tensor:
+    """A statistic of `p` that is a mean over an axis: cut as `p` is, but for where that axis is what is cut."""
+    from torch.distributed.tensor import Replicate
+
+    part = p.to_local()
+    means = torch.zeros(summed(tuple(part.shape), axis), dtype=dtype, device=part.device)
+    places = [Replicate() if cut_axis(place) == axis else place for place in p.placements]
+    return _whole(means, p, summed(tuple(p.shape), axis), places)
+
+
+def zero_counts(p: DTensor, dtype: torch.dtype) -> Tensor:
+    """A number for each slice of `p` along its first axis, cut as that axis is."""
+    from torch.distributed.tensor import Replicate
+
+    part = p.to_local()
+    counts = torch.zeros(part.shape[:1], dtype=dtype, device=part.device)
+    return _whole(
+        counts, p, tuple(p.shape[:1]), [place if cut_axis(place) == 0 else Replicate() for place in p.placements]
+    )
 
 
 def zero_scales(p: DTensor, blocks: Blocks, name: str) -> Tensor:
@@ -109,16 +120,3 @@ def copy_(to: Tensor, value: Tensor) -> None:
             value = DTensor.from_local(value.to(to.device, to.dtype), mesh, everywhere, run_check=False)
         value = value.redistribute(placements=to.placements)  # from copies each rank takes its part, alone
     to.copy_(value)
-
-
-def _place_without(place: Placement, axis: int) -> Placement:
-    from torch.distributed.tensor import Replicate, Shard
-
-    cut = cut_axis(place)
-    if cut is None or cut == axis:
-        return Replicate()
-    if cut < axis:
-        return place
-    if type(place) is Shard:
-        return Shard(cut - 1)
-    return type(place)(cut - 1, split_factor=place.split_factor)  # type: ignore[call-arg,attr-defined]

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 
 Shape = tuple[int, ...]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Factored:
-    """A tensor whose second moment is kept as row and column means (Algorithm 4).
+    """A tensor (…, n, m) whose second moment is kept as row means (…, n, 1) and column means (…, 1, m) (Algorithm 4).
 
     `row_axis` indexes the paper's rows and `col_axis` its columns. All other axes are a batch: each of their slices is
     a matrix with factors of its own.
@@ -35,16 +34,11 @@ class Factored:
     def statistics(self) -> dict[str, Shape]:
         """The name and shape of every second-moment statistic in the state."""
         keys = {"outer": ("row", "col"), "row": ("row",), "column": ("col",)}[self.estimator]
-        return {key: drop(self.shape, self.summed_axis(key)) for key in keys}
+        return {key: summed(self.shape, self.summed_axis(key)) for key in keys}
 
     def summed_axis(self, key: str) -> int:
-        """The axis over which `state[key]` is a mean: columns for R, rows for C."""
+        """The axis over which `state[key]` is a mean, and in which it has length 1: columns for R, rows for C."""
         return self.col_axis if key == "row" else self.row_axis
-
-    @property
-    def row_axis_of_r(self) -> int:
-        """The axis of R that is X's row axis."""
-        return self.row_axis - (self.col_axis < self.row_axis)
 
 
 @dataclass(frozen=True)
@@ -122,9 +116,9 @@ def is_stack(shape: Shape) -> bool:
     return len(shape) > 1 and prod(shape) > 0
 
 
-def drop(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:
-    """A shape, or what else there is for each axis, without one of its axes."""
-    return shape[:axis] + shape[axis + 1 :]
+def summed(shape: Shape, axis: int) -> Shape:
+    """The shape of a sum over one axis, which stays with length 1."""
+    return *shape[:axis], 1, *shape[axis + 1 :]
 
 
 def _largest_two(shape: Shape) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) ->
         if key == "full":
             state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
         elif dtensor.is_sharded(p) and isinstance(factoring, Factored):
-            state[key] = dtensor.zeros(p, [factoring.summed_axis(key)], dtype)
+            state[key] = dtensor.zero_means(p, factoring.summed_axis(key), dtype)
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     _add_missing(state, p, factoring, settings, name)
@@ -66,7 +66,7 @@ def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) ->
 def _new_count(p: Tensor, settings: Settings) -> Tensor:
     """Zero steps of a parameter, or of each of its slices, cut as these are."""
     if is_sliced(p, settings) and dtensor.is_sharded(p):
-        return dtensor.zeros(p, range(1, p.dim()), STEP_DTYPE)
+        return dtensor.zero_counts(p, STEP_DTYPE)
     return torch.zeros(p.shape[:1] if is_sliced(p, settings) else (), dtype=STEP_DTYPE, device=p.device)
 
 

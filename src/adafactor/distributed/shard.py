@@ -25,7 +25,7 @@ from torch import Tensor
 
 from adafactor.core.dtensor import beginning, cut_axis, is_sharded, local
 from adafactor.core.equations import Scalar, mean_of_rows
-from adafactor.core.factoring import Factored, Factoring, drop, sum_dtype
+from adafactor.core.factoring import Factored, Factoring, sum_dtype, summed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -58,9 +58,9 @@ class Split:
         if not isinstance(f, Factored):
             return {}
         names = {"row": "rows", "col": "cols"}
-        shapes = {names[key]: drop(part, f.summed_axis(key)) for key in f.statistics}
+        shapes = {names[key]: summed(part, f.summed_axis(key)) for key in f.statistics}
         if "mean_row" in self.partial():
-            shapes["mean_row"] = drop(tuple(1 if axis == f.row_axis else n for axis, n in enumerate(part)), f.col_axis)
+            shapes["mean_row"] = summed(summed(part, f.row_axis), f.col_axis)
         return shapes
 
 
@@ -155,10 +155,10 @@ class Shard:
         if not isinstance(f, Factored) or "mean_row" not in self.shapes or rows is None or row is None:
             return None
         # contiguous on every rank: torch rounds other strides differently, and copies must not differ
-        new = rows.contiguous().sum(f.row_axis_of_r, keepdim=True)
+        new = rows.contiguous().sum(f.row_axis, keepdim=True)
         if not self.counts_row:
             return new, torch.zeros_like(new)
-        return new, row.sum(f.row_axis_of_r, keepdim=True, dtype=new.dtype)
+        return new, row.sum(f.row_axis, keepdim=True, dtype=new.dtype)
 
     def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
         """This rank's part of mean(Rₜ); None where a rank has R whole."""

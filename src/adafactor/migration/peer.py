@@ -120,7 +120,7 @@ class Peer:
 OURS = Peer(
     "this optimizer",
     {keyword.name: Argument(keyword.default, keyword.name) for keyword in fields(Settings)},
-    format=Format("full", "row", "col", "momentum"),
+    format=Format("full", "row", "col", "momentum", keeps_axes=True),
     rule=lambda args, name, shape: factored_axes(shape, args),
     signs=frozenset({"lr_decay", "relative", "factored", "decay_rate"}),
     back=lambda settings: ({}, []),

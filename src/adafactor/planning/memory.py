@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from adafactor.core.factoring import STEP_DTYPE, Factored, drop, find_factoring
+from adafactor.core.factoring import STEP_DTYPE, Factored, find_factoring, summed
 from adafactor.core.momentum import blocks_of, scale_shape
 from adafactor.core.settings import Settings
 from adafactor.kernels import memory_order
@@ -280,7 +280,7 @@ def _in_turn(sizes: Sequence[int], copies: int) -> int:
 
 def _last_two(shape: Shape) -> int:
     """The number of elements of factors over the last two axes."""
-    return prod(shape) if len(shape) < 2 else prod(shape[:-1]) + prod(drop(shape, len(shape) - 2))
+    return prod(shape) if len(shape) < 2 else prod(shape[:-1]) + prod(summed(shape, len(shape) - 2))
 
 
 def _ours(setting: Setting, weights: Sequence[Weight], situation: Situation) -> Bytes:
@@ -306,7 +306,7 @@ def _our_statistics(weight: Weight) -> int:
     """The elements on one device: the whole shape decides what is factored, a sharded axis is so in both factors."""
     factoring = find_factoring(weight.shape, "outer")
     if isinstance(factoring, Factored):
-        return sum(prod(drop(weight.part, factoring.summed_axis(key))) for key in factoring.statistics)
+        return sum(prod(summed(weight.part, factoring.summed_axis(key))) for key in factoring.statistics)
     return weight.part_count
 
 

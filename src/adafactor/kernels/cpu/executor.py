@@ -168,9 +168,9 @@ class Executor:
             means = self._means(job, p, order)
             sums.rows, sums.cols = means.get("row"), means.get("col")
             if "mean_row" in p.shard.shapes:
-                shape, axes = p.shard.shapes["mean_row"], _without(order.order, p.factoring.col_axis)
-                in_order = torch.empty([shape[axis] for axis in axes], dtype=torch.float64, device="cpu")
-                sums.mean_row = in_order.permute([axes.index(axis) for axis in range(len(axes))])
+                shape = p.shard.shapes["mean_row"]
+                in_order = torch.empty([shape[axis] for axis in order.order], dtype=torch.float64, device="cpu")
+                sums.mean_row = _as_x(in_order, order)
                 job["known_mean"], job["counts_row"] = in_order.data_ptr(), p.shard.counts_row
         return sums
 
@@ -181,9 +181,8 @@ class Executor:
         for field, key, summed in _factors(p.factoring, order):
             if key in p.state:
                 start = (int(job["scratch"] + job[field]) - self.scratch.data_ptr()) // 8
-                sizes, axes = [p.x.shape[axis] for axis in order.order if axis != summed], _without(order.order, summed)
-                vector = self.scratch[start : start + prod(sizes)].view(sizes)
-                means[key] = vector.permute([axes.index(axis) for axis in range(len(axes))])
+                sizes = [1 if axis == summed else p.x.shape[axis] for axis in order.order]
+                means[key] = _as_x(self.scratch[start : start + prod(sizes)].view(sizes), order)
         return means
 
     def _describe(self, job: Any, parameter: Parameter, order: MemoryOrder) -> None:
@@ -238,11 +237,11 @@ class Executor:
         job["n_rows"], job["n_cols"] = factoring.shape[first], factoring.shape[second]
         if first == factoring.col_axis:  # P is the paper's column axis
             job["estimator"], job["swapped"] = SWAPPED[int(job["estimator"])], 1
-        for field, key, summed in _factors(factoring, order):
+        for field, key, _ in _factors(factoring, order):
             if key in parameter.state:
                 factor = parameter.state[key]
                 job[f"{field}_state"] = factor.data_ptr()
-                in_order = factor.permute(_without(order.order, summed))
+                in_order = factor.permute(order.order)
                 if not in_order.is_contiguous():
                     offsets = blocks.offsets_of(in_order.shape, in_order.stride())
                     self.tables.append(offsets)
@@ -269,6 +268,6 @@ def _factors(factoring: Factored, order: MemoryOrder) -> Iterator[tuple[str, str
         yield field, "row" if summed == factoring.col_axis else "col", summed
 
 
-def _without(order: tuple[int, ...], gone: int) -> list[int]:
-    """The order of the axes that are left when one is gone, numbered anew."""
-    return [axis - (axis > gone) for axis in order if axis != gone]
+def _as_x(in_order: Tensor, order: MemoryOrder) -> Tensor:
+    """A tensor whose axes are in the order of memory, with the axes of X."""
+    return in_order.permute([order.order.index(axis) for axis in range(in_order.dim())])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adafactor.core import momentum, sums
 from adafactor.core.equations import Scalar
-from adafactor.core.factoring import drop
+from adafactor.core.factoring import summed
 
 Block = tuple[slice, ...] | None  # None: the tensor is one block
 
@@ -58,13 +58,13 @@ def sums_of_squares(g: Tensor, axes: Mapping[str, int], dtype: torch.dtype, shri
         if shrink != 1:
             q.mul_(shrink)
         for key, axis in axes.items():
-            values = sums.sum_along(q, axis)
+            values = sums.sum_along(q, axis).unsqueeze(axis)
             if block is None:
                 totals[key] = values
                 continue
             if key not in totals:
-                totals[key] = values.new_zeros(drop(g.shape, axis))
-            totals[key][drop(block, axis)].add_(values)
+                totals[key] = values.new_zeros(summed(g.shape, axis))
+            totals[key][(*block[:axis], slice(None), *block[axis + 1 :])].add_(values)
     return totals
 
 

@@ -196,13 +196,12 @@ class Executor:
         """The mean of each matrix's R over n, spread over R."""
         pack, totals = self._packs["row"], []
         for r, f in zip(pack.split(row), self._factored, strict=True):
-            totals.append(sums.sum_along(r, f.row_axis_of_r).unsqueeze(f.row_axis_of_r).expand_as(r))
+            totals.append(sums.sum_along(r, f.row_axis).unsqueeze(f.row_axis).expand_as(r))
         return pack.join(totals, row.dtype).div(pack.spread(self._lengths["col"]))
 
     def over_x(self, key: str, scale: Tensor) -> Blockwise:
-        """A scale of R's or C's shape in the statistics' precision, as (…, n, 1) or (…, 1, m)."""
-        scales = zip(self._packs[key].split(scale.to(self._dtype)), self._factored, strict=True)
-        over = [scale.unsqueeze(f.summed_axis(key)) for scale, f in scales]
+        """A scale of R's or C's shape, (…, n, 1) or (…, 1, m), in the statistics' precision."""
+        over = self._packs[key].split(scale.to(self._dtype))
         return lambda i, block: part(over[i], block)
 
     def average_squares(self, eps1: float, decay: Scalar, weight: Scalar) -> Blockwise:

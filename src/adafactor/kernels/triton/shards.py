@@ -112,9 +112,9 @@ class Shards:
         (along_p, along_q), place = factors_along(parameter), self._table.places[parameter]
         stack = [length for axis, length in enumerate(parameter.x.shape) if axis not in (p, q)]
         views = {}
-        for name, axis, gone, start in ((along_p, p, q, place.row), (along_q, q, p, place.col)):
+        for name, axis, summed, start in ((along_p, p, q, place.row), (along_q, q, p, place.col)):
             if name in parameter.state:
                 length = parameter.x.shape[axis]
                 means = wide.as_strided((place.matrices, length), (place.stride, 1), start)
-                views[name] = means.view(*stack, length).movedim(-1, axis - (gone < axis))
+                views[name] = means.view(*stack, length).movedim(-1, axis - (summed < axis)).unsqueeze(summed)
         return views

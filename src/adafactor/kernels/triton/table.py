@@ -146,9 +146,9 @@ class Table:
         (p, q), (along_p, along_q) = layout.factored_axes(parameter), layout.factors_along(parameter)
         n, m = x.shape[p], x.shape[q]
         tensors, none = _tensors(parameter), [0] * x.dim()
-        for column, name, gone in ((f.ROW, along_p, q), (f.COL, along_q, p)):
+        for column, name in ((f.ROW, along_p), (f.COL, along_q)):
             if name in state:
-                tensors[column] = state[name].unsqueeze(gone)  # now all have the axes of X
+                tensors[column] = state[name]
         strides = {column: [*t.stride(), *none] for column, t in tensors.items()}  # but for the last ones of scales
         strides |= {f.G_OFFSET: [*parameter.gradient.stride], f.NUMBER: layout.number_strides(whole)}
         batch = [axis for axis in range(x.dim()) if axis not in (p, q)]
