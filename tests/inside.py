@@ -14,7 +14,6 @@ from torch import Tensor
 from adafactor import Adafactor, kernels
 from adafactor.core import bucket, sums
 from adafactor.kernels import memory_order as memory_order
-from adafactor.kernels.eager import blocks
 
 # The backends that every test of a step runs on. Triton's kernels become interpreted ones when they are imported, if at
 # all: so a process has either Triton's interpreter or the others, and `tests/kernels/test_triton.py` starts its own.
@@ -84,11 +83,6 @@ def leave_out_guards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bucket, "TensorGuards", None)
 
 
-def let_modes_miss_the_step(patch: pytest.MonkeyPatch) -> None:
-    """Let a compiled step be taken although a dispatch mode looks on."""
-    patch.setattr(kernels, "is_watched", lambda: False)
-
-
 def forget_walk_orders() -> None:
     """Forget how tensors were cut into units."""
     memory_order.factored_order.cache_clear()
@@ -110,12 +104,12 @@ def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:
 
 def cut_into_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let eager PyTorch work on so many elements at a time."""
-    patch.setattr(blocks, "BLOCK_CPU", size)
+    patch.setattr(sums, "CHUNK_CPU", size)
 
 
 def block() -> int:
-    """The elements that eager PyTorch executors on at a time on a CPU."""
-    return blocks.BLOCK_CPU
+    """The elements that eager PyTorch works on at a time on a CPU."""
+    return sums.CHUNK_CPU
 
 
 def keep_scalars_on_the_device(patch: pytest.MonkeyPatch) -> None:

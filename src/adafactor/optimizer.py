@@ -18,11 +18,9 @@ from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents
 from adafactor.core.contract import Parameter, Unit
 from adafactor.core.gather import Buckets
-from adafactor.core.grad_scaler import Scaling
 from adafactor.core.record import Record, entries_of, slices_of
 from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
-from adafactor.core.signals import held_back
 from adafactor.core.step import step
 from adafactor.core.warn import warn
 from adafactor.distributed.reductions import Ranks
@@ -120,7 +118,7 @@ class Adafactor(Optimizer):
         backend: `"eager"` is eager PyTorch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
             compiled one for the device where it can, on a GPU after a self-test (`adafactor check`), else `"eager"`.
-            While a dispatch mode looks on (`make_fx`, `FakeTensorMode`), every step is eager: it would not see another.
+            Tensors of a subclass step in eager.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -227,11 +225,6 @@ class Adafactor(Optimizer):
                 self.state.pop(p, None)
             raise
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler leaves scaled gradients to us: on a device, where reading its answer makes it wait."""
-        return any(not p.is_cpu for group in self.param_groups for p in group["params"])
-
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -248,7 +241,7 @@ class Adafactor(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step_undisturbed()
+        self._step()
         return loss
 
     def step_param(self, p: Tensor, group: dict[str, Any] | None = None) -> None:
@@ -263,7 +256,7 @@ class Adafactor(Optimizer):
         if dtensor.is_sharded(p):
             raise ValueError("a sharded parameter (DTensor) cannot step alone: its sums are reduced with the others'")
         self._opt_called = True  # so that torch's schedulers do not miss `step()`
-        if not self._step_undisturbed((p,)):
+        if not self._step((p,)):
             raise ValueError(f"a parameter of shape {tuple(p.shape)} is in no group of this optimizer")
 
     def step_parameter(self, p: Tensor, group: dict[str, Any] | None = None, i: int | None = None) -> None:
@@ -271,29 +264,24 @@ class Adafactor(Optimizer):
         self.step_param(p, group)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
-    def _step_undisturbed(self, only: Unit | None = None) -> bool:
-        with held_back(), torch.no_grad():
-            return self._step(only)
-
+    @torch.no_grad()
     def _step(self, only: Unit | None = None) -> bool:
         """Step what has a gradient, or `only` these: `backward` hands them in as their gradients come.
 
         Returns:
             False for parameters that are in no group (any more), and so take no step.
         """
-        watched = kernels.is_watched()
         settings = [self._settings(number, group) for number, group in enumerate(self.param_groups)]
-        now = Contents(self.param_groups, settings, self.state, "eager" if watched else self.backend)
-        found = self._buckets.find(only, now, lasts=not watched)
+        now = Contents(self.param_groups, settings, self.state, self.backend)
+        found = self._buckets.find(only, now)
         if found is None:
             return False
         bucket, grads = found
         if bucket.ranks is not None or any(g is not None for g in grads):
-            if not watched:
-                self._buckets.flush_others(only)
+            self._buckets.flush_others(only)
             grads = bucket.match(grads)
             self._warn_of_fallback(bucket)
-            if skipped := step(bucket, grads, settings, Scaling.of(self)):
+            if skipped := step(bucket, grads, settings):
                 self._warn_of_skipping(skipped[0])
         return True
 

@@ -1,4 +1,4 @@
-"""The same bits for any number of threads, on every backend."""
+"""The same bits for any number of threads, of the compiled step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adafactor import Adafactor
+from tests import inside
 from tests.attack.helpers import random
 
 pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.many_steps]
@@ -28,6 +29,12 @@ THIN: list[tuple[tuple[int, ...], str | bool]] = [
     ((500, 500), "outer"),
     ((500, 500), False),
 ]
+
+
+@pytest.fixture(params=[name for name in inside.HERE if name in inside.COMPILED])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Eager PyTorch's sums are torch's, which cuts them between its threads."""
+    return str(request.param)
 
 
 def ends(backend: str, threads: int, shape: tuple[int, ...], dtype: torch.dtype, **keywords: Any) -> list[Tensor]:

@@ -151,22 +151,6 @@ def test_a_step_that_is_not_taken_leaves_every_bit(of: str, dtype: str) -> None:
         assert all(torch.equal(value, _states(second)[i][key]) for key, value in _states(first)[i].items())
 
 
-def test_a_scaled_gradient_leaves_the_same_bits() -> None:
-    ends = []
-    for scale in (1.0, 1024.0):
-        params = [p.requires_grad_() for p in starts([(37, 130), (16, 384), CONVOLUTION])]
-        optimizer = Adafactor(params, backend="triton", beta1=0.9, momentum_of="gradient", momentum_dtype="int8")
-        for step in random_steps(params, 2):
-            for p, g in zip(params, step, strict=True):
-                assert g is not None
-                p.grad = g.detach() * scale
-            optimizer.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
-            optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
-            optimizer.step()
-        ends.append([*params, *(t for state in _states(optimizer) for t in state.values())])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-
-
 BY = ["rho", "alpha", "lr", "constant", 0.05]
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from adafactor import Adafactor, plan, step_in_backward
 from adafactor.core import sums
+from adafactor.core.sums import CHUNK_CPU, CHUNK_DEVICE
 from adafactor.kernels import memory_order as memory_order
-from adafactor.kernels.eager.blocks import BLOCK_CPU, BLOCK_DEVICE
 from adafactor.planning import SETTINGS, plan_shards
 from adafactor.planning.communication import Link, fully_sharded
 from adafactor.planning.memory import compiled_vectors
@@ -294,7 +294,7 @@ def test_a_step_on_a_device_holds_as_much_as_the_plan_says(key: str) -> None:
         model = nn.Sequential(nn.Linear(8192, 8192, bias=False), nn.Linear(8192, 8192, bias=False))
         model.to(SETTINGS[key].dtype)
         for p in model.parameters():
-            assert p.numel() > BLOCK_DEVICE
+            assert p.numel() > CHUNK_DEVICE
             p.grad = torch.ones_like(p)
         # without weight decay, bfloat16 with the nearest rounding takes half as much
         optimizer = Adafactor(model.parameters(), backend="eager", weight_decay=0.01, **OURS[key])
@@ -315,7 +315,7 @@ def test_on_a_cpu_plain_torch_holds_as_much_for_each_element_of_a_block(key: str
     first = 4 + sums.PARTS / 256 * (4 + 8)
     # a CPU makes a float32 copy of what rounding took away, and of bfloat16 weights that it steps in place
     converted = 4 if rounding == "kahan" or (rounding == "nearest" and dtype == torch.bfloat16) else 0
-    assert held / BLOCK_CPU == pytest.approx(max(first, SETTINGS[key].block_bytes + converted), abs=1)
+    assert held / CHUNK_CPU == pytest.approx(max(first, SETTINGS[key].block_bytes + converted), abs=1)
 
 
 def test_the_state_in_the_traffic_is_that_of_an_optimizer_that_was_made() -> None:

@@ -9,7 +9,6 @@ of them every case takes a few steps with tensors of every shape and order in me
 | Triton once more | the same bits |
 | a gradient with a NaN or an infinity | X and state untouched, to the bit |
 | replayed from a CUDA graph, lr and gradients changing | the same bits as without a graph |
-| gradients scaled as GradScaler does | the same bits; nothing changes where it found an infinity |
 
 It has tensors and random numbers of its own: nothing of a model, and no generator of torch's, is touched.
 """
@@ -260,22 +259,6 @@ def compare(data: Data, keywords: dict[str, Any], bad_gradients: bool = False) -
     yield from _changes(data.tensors, after, again.snapshot(), " from one run to the next")
 
 
-def scale_gradients(data: Data) -> Comparisons:
-    """Do what GradScaler leaves to the optimizer: scaled gradients, and whether one of them was infinite."""
-    scale = 1.0 if data.variant.g == FP16 else 1024.0  # a power of two; float16 has no range for it
-    ours, unscaled = Training(data, "triton"), Training(data, "triton")
-    optimizer: Any = ours.optimizer
-    optimizer.grad_scale = torch.full((), scale, dtype=FP32, device=data.device)
-    optimizer.found_inf = torch.zeros((), dtype=FP32, device=data.device)
-    ours.step(data.grads[0], scale)
-    unscaled.step(data.grads[0])
-    yield from _changes(data.tensors, unscaled.snapshot(), ours.snapshot(), " when gradients are scaled")
-    before = ours.snapshot()
-    optimizer.found_inf = torch.ones((), dtype=FP32, device=data.device)
-    ours.step(data.grads[1], scale)
-    yield from _changes(data.tensors, before, ours.snapshot(), " though an infinity was found")
-
-
 def replay(data: Data) -> Comparisons:
     """Replay one step in a CUDA graph with other rates and gradients, beside the same steps without a graph."""
     rates = [torch.full((), 1e-2, dtype=FP32, device=data.device) for _ in range(2)]
@@ -314,7 +297,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 CASES: dict[str, Case] = {
     **{name: partial(compare, keywords=keywords) for name, keywords in SETTINGS.items()},
     "gradients with NaN and infinity": partial(compare, keywords={}, bad_gradients=True),
-    "GradScaler": scale_gradients,
     GRAPH: replay,
 }
 

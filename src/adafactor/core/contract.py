@@ -36,7 +36,6 @@ from adafactor.core.settings import Settings
 
 Unit = tuple[Tensor, ...]  # parameters that step together inside backward
 Gradients = list[Tensor | None]  # one entry for each parameter; None where it has none this time
-Scale = tuple[Tensor, Tensor]  # a GradScaler's scale and found_inf
 EXACT_TYPES = {Tensor, torch.nn.Parameter}  # whose `data_ptr()` can be trusted; a subclass may have no storage
 
 
@@ -179,12 +178,12 @@ class Executor(Protocol):
 
     parameters: list[Parameter]
     in_lockstep: bool  # its phases are run beside those of other executors
-    takes_scale: bool  # `begin` takes a GradScaler's scale; else it wants gradients without one
-    sums: list[Sums]  # left by `moments`: of the parameters with a gradient
 
-    def begin(
-        self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
-    ) -> None:
+    @property
+    def sums(self) -> Sequence[Sums]:
+        """Of the parameters with a gradient, as `moments` has left them."""
+
+    def begin(self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Take gradients, the groups' settings, and which parameters were written to since the last step (or None)."""
 
     def moments(self) -> None:

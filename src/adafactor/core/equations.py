@@ -44,34 +44,15 @@ def second_moment_decay(t: Scalar, beta2: float | None, c: float, most: float | 
     return (decay, weight) if most is None else (_at_most(most, decay), _at_least(1 - most, weight))
 
 
-def average(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> Tensor:
-    """β̂ₜ·old + (1 − β̂ₜ)·new (Algorithm 4, lines 5–6), in the precision of `new`.
+def average(old: Tensor | None, new: Tensor | None, decay: Scalar, weight: Scalar) -> Tensor | None:
+    """β̂ₜ·old + (1 − β̂ₜ)·new (Algorithm 4, lines 5–6), in the precision of `new`; None for a statistic that is not kept.
 
     A sum of two positive terms, never old + (new − old)·(1 − β̂ₜ): that is zero where `new` is below the last digit of
     `old`. Each operation is rounded on its own, so every rank gets the same bits; `lerp` fuses some.
     """
+    if old is None or new is None:
+        return None
     return old.to(new.dtype) * decay + new * weight
-
-
-def average_(old: Tensor, new: Tensor, decay: Scalar, weight: Scalar) -> None:
-    """Do the same in place of `old`, in its precision (Algorithm 5, line 4).
-
-    In float32, β̂ₜ near 1 and 1 − β̂ₜ no longer add up to 1, and a long run would drift: then only one of them is used.
-    """
-    if isinstance(weight, Tensor):
-        old.lerp_(new, weight)
-    elif weight < 0.5:
-        old.sub_(old, alpha=weight).add_(new, alpha=weight)
-    else:
-        old.mul_(decay).add_(new, alpha=weight)
-
-
-def row_scale(row: Tensor, mean: Tensor) -> Tensor:
-    """(R/mean R)^−½: the rows' share of 1/√V̂, V̂ = R·C/mean(R) (Algorithm 4, line 7).
-
-    √V̂ is never formed, nor is the product R·C, which leaves float32 where its factors do not.
-    """
-    return (row / mean).rsqrt()
 
 
 def root_mean_square(sum_of_squares: Scalar, count: Scalar) -> Scalar:

@@ -33,26 +33,25 @@ class Buckets:
         self._metrics: Any = WeakTensorKeyDictionary()  # what is behind `report()`
         self.origins: Any = WeakTensorKeyDictionary()  # what each state was made for
 
-    def find(self, unit: Unit | None, now: Contents, lasts: bool) -> tuple[Bucket, Gradients] | None:
+    def find(self, unit: Unit | None, now: Contents) -> tuple[Bucket, Gradients] | None:
         """Return a bucket that is prepared for this step or can be, and the gradients of its parameters.
 
         Args:
             unit: the parameters that step inside backward; None: all.
             now: what the optimizer holds.
-            lasts: whether the bucket may serve later steps too; what a dispatch mode looks at may be the mode's own.
 
         Returns:
             None for parameters that are in no group (any more), and so take no step.
         """
-        bucket = self.of.get(unit) if lasts else None
+        bucket = self.of.get(unit)
         if bucket is None or not bucket.holds(now):
             if unit is not None and _params(now.groups).isdisjoint(unit):
                 self.of.pop(unit, None)
                 return None
-            bucket = self._gather(unit, now, lasts, set())
+            bucket = self._gather(unit, now, set())
         grads = bucket.gradients(now.groups)
         if grads is None:  # of a parameter that never had one so far; those without one this time stay in
-            bucket = self._gather(unit, now, lasts, {whole.p for whole in bucket.wholes})
+            bucket = self._gather(unit, now, {whole.p for whole in bucket.wholes})
             grads = bucket.gradients(now.groups)
         assert grads is not None
         return bucket, grads
@@ -98,11 +97,10 @@ class Buckets:
             if entry.p.requires_grad and not held.get(entry.p):
                 self.fit(held[entry.p], entry.p, Settings.of(groups[entry.group]), entry.name)
 
-    def _gather(self, unit: Unit | None, now: Contents, lasts: bool, staying: set[Tensor]) -> Bucket:
+    def _gather(self, unit: Unit | None, now: Contents, staying: set[Tensor]) -> Bucket:
         """Put together the parameters that step together. What is wrong with them is found before anything changes."""
-        old = self.of.get(unit)
-        if old is not None and lasts:
-            del self.of[unit]
+        old = self.of.pop(unit, None)
+        if old is not None:
             old.flush()
         before = {} if old is None else {whole.p: whole for whole in old.wholes}
         if unit is None:
@@ -119,10 +117,8 @@ class Buckets:
         if any(whole.shard is not None for whole in wholes):
             ranks = self.ranks[unit] = self.make_ranks(wholes, self.ranks.get(unit))
         places = None if unit is None else [(entry.group, entry.place) for entry in entries]
-        bucket = Bucket(wholes, ranks, self.prepare, now, places)
-        if lasts:
-            self.of[unit] = bucket
-            self._forget_what_left(now.groups)
+        bucket = self.of[unit] = Bucket(wholes, ranks, self.prepare, now, places)
+        self._forget_what_left(now.groups)
         return bucket
 
     def _is_shared(self, p: Tensor, unit: Unit | None) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,37 +102,37 @@ def to_bfloat16(value: Tensor, random: Tensor | None) -> Tensor:
     return value.bfloat16() if random is None else rounding.stochastic(value, torch.bfloat16, random >> 16)
 
 
-Place = tuple[slice, ...] | None  # a part of a tensor that begins and ends between blocks; None: all of it
+def load(state: Mapping[str, Tensor], blocks: Blocks | None, at: Any, dtype: torch.dtype) -> Tensor:
+    """A part of the momentum as numbers to compute with: those of the state themselves, if they are kept so.
 
-
-def load(state: Mapping[str, Tensor], blocks: Blocks | None, place: Place, dtype: torch.dtype) -> Tensor:
-    """A part of the momentum as numbers to compute with: those of the state themselves, if they are kept so."""
+    `at` is slices that begin and end between blocks, or `...` for all of it.
+    """
     if blocks is None:
-        return state["momentum"][place or ...].to(dtype)
-    return decode(state["momentum_int8"][place or ...], _scales(state, blocks, place), blocks, dtype)
+        return state["momentum"][at].to(dtype)
+    return decode(state["momentum_int8"][at], _scales(state, blocks, at), blocks, dtype)
 
 
 def store(
     state: Mapping[str, Tensor],
     blocks: Blocks | None,
-    place: Place,
+    at: Any,
     value: Tensor,
     random: Tensor | None,
-    taken: Tensor | None,
+    skipped: Tensor | None,
 ) -> None:
-    """Round a part of the momentum into the state; where a step is not taken, all stays."""
+    """Round a part of the momentum into the state; where a step is left out, all stays."""
     if blocks is None:
-        pairs = [(state["momentum"][place or ...], to_bfloat16(value, random))]
+        pairs = [(state["momentum"][at], to_bfloat16(value, random))]
     else:
         integers, scale = encode(value, blocks, random)
-        pairs = [(state["momentum_int8"][place or ...], integers), (_scales(state, blocks, place), scale)]
+        pairs = [(state["momentum_int8"][at], integers), (_scales(state, blocks, at), scale)]
     for old, new in pairs:
-        old.copy_(new if taken is None else torch.where(taken, new, old))
+        old.copy_(new if skipped is None else torch.where(skipped, old, new))
 
 
-def _scales(state: Mapping[str, Tensor], blocks: Blocks, place: Place) -> Tensor:
+def _scales(state: Mapping[str, Tensor], blocks: Blocks, at: Any) -> Tensor:
     scale = state["momentum_scale"]
-    if place is None:
+    if at is ...:
         return scale
-    along = place[blocks.axis]
-    return scale[(*place[: blocks.axis], slice(along.start // blocks.length, -(-along.stop // blocks.length)))]
+    along = at[blocks.axis]
+    return scale[(*at[: blocks.axis], slice(along.start // blocks.length, -(-along.stop // blocks.length)))]

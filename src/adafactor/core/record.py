@@ -146,8 +146,7 @@ def rms(x: Tensor) -> float:
     """RMS(X), where a step has not measured it."""
     if not x.numel():
         return math.nan
-    total = float(sums.sum_of_squares(sums.in_memory_order(x.detach())))
-    return float(eq.root_mean_square(total, x.numel()))
+    return float(eq.root_mean_square(float(sums.norm([x.detach()])) ** 2, x.numel()))
 
 
 def _read(value: Scalar | None) -> float:

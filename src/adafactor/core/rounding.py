@@ -108,10 +108,10 @@ def load(x: Tensor, compensation: Tensor | None, dtype: torch.dtype) -> Tensor:
     return value if compensation is None else value.add_(remainder(compensation, value))
 
 
-def store(x: Tensor, value: Tensor, compensation: Tensor | None, random: Tensor | None, taken: Tensor | None) -> None:
+def store(x: Tensor, value: Tensor, compensation: Tensor | None, random: Tensor | None, skipped: Tensor | None) -> None:
     """Round the numbers into X: with a compensation, by random words, or to nearest.
 
-    Where a step is not taken they are X, but for a compensation that was added, so X and it stay as they were.
+    Where a step is left out they are X, but for a compensation that was added, so X and it stay as they were.
     """
     if compensation is None:
         if value is not x:
@@ -119,4 +119,4 @@ def store(x: Tensor, value: Tensor, compensation: Tensor | None, random: Tensor 
         return
     rounded = value.to(x.dtype)
     for old, new in ((x, rounded), (compensation, lost(value, rounded))):
-        old.copy_(new if taken is None else torch.where(taken, new, old))
+        old.copy_(new if skipped is None else torch.where(skipped, old, new))

@@ -13,24 +13,17 @@ from collections.abc import Sequence
 
 from adafactor.core.bucket import Bucket
 from adafactor.core.contract import Executor, Gradients, Parameter, Ranks, check_finite
-from adafactor.core.grad_scaler import Scaling
 from adafactor.core.settings import Settings
-from adafactor.core.signals import held_back
 
 
-def step(
-    bucket: Bucket, grads: Gradients, settings: Sequence[Settings], scaling: Scaling | None = None
-) -> list[Parameter]:
+def step(bucket: Bucket, grads: Gradients, settings: Sequence[Settings]) -> list[Parameter]:
     """Take one step with every parameter that has a gradient; return those that were skipped as non-finite."""
-    if scaling is not None and not _unscale(bucket, grads, scaling):
-        return []
     written = bucket.written_between_steps()
 
     def begin(executor: Executor) -> None:
         places = bucket.places[executor]
         own = None if written is None else [written[i] for i in places]
-        scale = scaling.on(executor.parameters[0].x.device) if scaling is not None and executor.takes_scale else None
-        executor.begin([grads[i] for i in places], settings, own, scale)
+        executor.begin([grads[i] for i in places], settings, own)
 
     try:
         side_by_side = [executor for executor in bucket.executors if executor.in_lockstep]
@@ -49,30 +42,18 @@ def step(
 
 
 def _run_phases(executors: Sequence[Executor], ranks: Ranks | None) -> None:
-    """Lead executors from G to X side by side. A signal that comes meanwhile is handled at the end."""
-    with held_back():
+    """Lead executors from G to X side by side."""
+    for executor in executors:
+        executor.moments()
+    sums = [one for executor in executors for one in executor.sums]
+    if ranks is not None:
+        ranks.complete_moments(sums)
+    check_finite(sums)  # may raise
+    if ranks is not None:
         for executor in executors:
-            executor.moments()
-        sums = [one for executor in executors for one in executor.sums]
-        if ranks is not None:
-            ranks.complete_moments(sums)
-        check_finite(sums)  # may raise
-        if ranks is not None:
-            for executor in executors:
-                if executor.parameters[0].shard is not None:
-                    executor.norms()
-            ranks.complete_norms(sums)
-        # so far nothing has been changed: if a rank was lost, no half of a step is left
-        for executor in executors:
-            executor.apply_()
-
-
-def _unscale(bucket: Bucket, grads: Gradients, scaling: Scaling) -> bool:
-    """Take the scale out of gradients, or leave it to kernels that can; return False if no step shall be taken."""
-    others = [executor for executor in bucket.executors if not executor.takes_scale]
-    own = [g for executor in others for i in bucket.places[executor] if (g := grads[i]) is not None]
-    raises = any(p.settings.on_nonfinite == "raise" for executor in bucket.executors for p in executor.parameters)
-    if raises and bool(scaling.found_inf):  # the host waits in any case, and a scaler's infinity is no error
-        return False
-    may_wait = any(p.settings.on_nonfinite != "skip" or p.x.is_cpu for executor in others for p in executor.parameters)
-    return not own or scaling.unscale_(own, may_wait)
+            if executor.parameters[0].shard is not None:
+                executor.norms()
+        ranks.complete_norms(sums)
+    # so far nothing has been changed: if a rank was lost, no half of a step is left
+    for executor in executors:
+        executor.apply_()

@@ -1,34 +1,31 @@
-"""Sums in eager PyTorch whose bits do not depend on the number of threads, and whose range is that of double.
-
-Torch cuts a long sum between its threads, so that its last digits depend on how many there are. Each sum here is made
-of many of fixed length, which one thread takes whole, and these are added in a fixed order.
-"""
+"""Sums of squares of large tensors, chunk by chunk, so that extra memory stays bounded."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
 from adafactor.core.equations import Scalar
-from adafactor.core.factoring import statistics_dtype, sum_dtype
+from adafactor.core.factoring import statistics_dtype, sum_dtype, summed
+from adafactor.core.momentum import Blocks
 
-ROW = 1024  # elements that one thread adds up alone
-SERIAL = 2**15  # torch adds up this many, or fewer, with one thread
-PARTS = 64  # of an axis: more than there are threads, so that torch deals out whole parts
+At = Any  # what a tensor is indexed with: slices, or `...` for all of it
 
-_MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
+CHUNK_CPU = 2**20  # elements: a float32 chunk is 4 MB and stays in a shared cache
+CHUNK_DEVICE = 3 * 2**24  # elements: a pass takes at most 12 bytes for each, 600 MB, and needs few launches
+DRAWING = 6  # random words take up to 32 bytes for each, so chunks that draw them are so much smaller
+ROW = 1024  # elements that are summed in their own precision; in double beyond
 
 
 def on_host(t: Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for a device.
-
-    A subclass may have nothing to read; and what is read while make_fx traces would be a constant in its graph.
-    """
-    return t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) and torch._C._get_dispatch_mode(_MAKE_FX) is None
+    """Whether the host can read a tensor without waiting for a device; a subclass may have nothing to read."""
+    return t.is_cpu and type(t) in (Tensor, torch.nn.Parameter)
 
 
 def vector(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
@@ -42,55 +39,79 @@ def vector(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
     return torch.stack([t.reshape(()) for t in tensors]).to(device, dtype)
 
 
-def sum_along(q: Tensor, axis: int) -> Tensor:
-    """Σ over one axis, as float64 where the device has it."""
-    if not q.is_cpu or q.numel() <= SERIAL:
-        return q.sum(axis).to(sum_dtype(q.device)) if q.is_cpu else q.sum(axis, dtype=sum_dtype(q.device))
-    length = -(-q.shape[axis] // PARTS)
-    whole = q.shape[axis] // length * length
-    parts = q.narrow(axis, 0, whole).unflatten(axis, (-1, length)).sum(axis + 1).to(torch.float64)
-    while parts.shape[axis] > 1:  # in pairs: elementwise additions come out the same however they are cut
-        half, odd = divmod(parts.shape[axis], 2)
-        pairs = parts.narrow(axis, 0, half) + parts.narrow(axis, half, half)
-        parts = torch.cat([pairs, parts.narrow(axis, 2 * half, 1)], axis) if odd else pairs
-    total: Tensor = parts.squeeze(axis)
-    return total if whole == q.shape[axis] else total + sum_along(q.narrow(axis, whole, q.shape[axis] - whole), axis)
+def divide(t: Tensor, size: int, whole: Blocks | None = None) -> Iterator[At]:
+    """Divide a tensor into chunks that follow its memory: the axes of the longest strides are divided first.
 
-
-def shrink_of(shape: tuple[int, ...]) -> float:
-    """A power of two that keeps sums over any axis in the range of what is summed, exactly."""
-    return 2.0 ** -max(shape, default=1).bit_length()
-
-
-def sum_of_squares(flat: Tensor) -> Scalar:
-    """Σ of the squares of a vector: a number, or a 0-d tensor where reading it would make the host wait.
-
-    Squares leave float32 above 1.8e19 and below 1e-19, and their sums sooner: then they are taken in double.
+    The blocks of an int8 momentum stay `whole`.
     """
-    if not on_host(flat):
-        norm: Tensor = vector_norm(flat, dtype=sum_dtype(flat.device))
-        return norm.square()
+    chunk, inner = list(t.shape), t.numel()
+    if inner <= size:
+        return iter([...])
+    for axis in sorted(range(t.dim() if whole is None else whole.axis + 1), key=t.stride, reverse=True):
+        if inner <= size:
+            break
+        inner //= t.shape[axis]
+        least = whole.length if whole is not None and axis == whole.axis else 1
+        chunk[axis] = max(least, size // inner // least * least)
+    starts = (range(0, length, width) for length, width in zip(t.shape, chunk, strict=True))
+    return (
+        tuple(slice(i, min(i + width, length)) for i, width, length in zip(place, chunk, t.shape, strict=True))
+        for place in itertools.product(*starts)
+    )
+
+
+def square_sums(g: Tensor, axes: Sequence[int]) -> dict[int, Tensor]:
+    """ΣG² over each of some axes, which stay with length 1, in double; infinite where a G² leaves its precision."""
+    dtype, wide = statistics_dtype(g.dtype), sum_dtype(g.device)
+    if not g.is_cpu:  # no temporary; on a CPU, torch's norm over columns takes twenty times as long as a sum
+        return {axis: vector_norm(g, dim=axis, keepdim=True, dtype=dtype).to(wide).square_() for axis in axes}
+    totals: dict[int, Tensor] = {}
+    for at in divide(g, CHUNK_CPU):
+        q = g[at].to(dtype).square()
+        for axis in axes:
+            values = q.sum(axis, keepdim=True).to(wide)
+            if not math.isfinite(values.sum()):  # a sum may be where all that it adds up is not
+                values = q.sum(axis, keepdim=True, dtype=wide)
+            if at is ...:
+                totals[axis] = values
+                continue
+            if axis not in totals:
+                totals[axis] = values.new_zeros(summed(tuple(g.shape), axis))
+            totals[axis][(*at[:axis], slice(None), *at[axis + 1 :])] += values
+    return totals
+
+
+def norm(chunks: Iterable[Tensor]) -> Scalar:
+    """√ΣT² of a tensor that comes in chunks: a number, or a 0-d tensor where reading it would make the host wait."""
+    norms: list[Any] = list(map(_norm_of_chunk, chunks))  # which holds no chunk while the next is made
+    if len(norms) == 1:
+        whole: Scalar = norms[0]
+        return whole
+    return vector_norm(torch.stack(norms)) if isinstance(norms[0], Tensor) else math.hypot(*norms)
+
+
+def _norm_of_chunk(t: Tensor) -> Scalar:
+    if not on_host(t):
+        whole: Tensor = vector_norm(t, dtype=statistics_dtype(t.dtype))
+        return whole
+    flat = t.permute(sorted(range(t.dim()), key=t.stride, reverse=True)).reshape(-1)  # in the order of memory
     total = _sum_of_rows(flat)
     if flat.dtype != torch.float64 and not (math.isfinite(total) and total > flat.numel() * 1e-30):
-        total = _sum_of_rows(flat.double())
-    return total
-
-
-def total(parts: list[Scalar]) -> Scalar:
-    """The sum of the sums of a tensor's blocks, in their order."""
-    first, *others = parts
-    if isinstance(first, Tensor):
-        return torch.stack([first, *others]).sum() if others else first  # type: ignore[list-item]
-    return sum(others, first)
-
-
-def in_memory_order(t: Tensor) -> Tensor:
-    """The elements of a tensor as a vector in the order of memory: a view, or a copy of a tensor with gaps."""
-    return t.permute(sorted(range(t.dim()), key=t.stride, reverse=True)).reshape(-1)
+        total = _sum_of_rows(flat.double())  # squares leave float32 above 1.8e19 and below 1e-19, their sums sooner
+    return math.sqrt(total)
 
 
 def _sum_of_rows(flat: Tensor) -> float:
-    whole = flat.numel() // ROW * ROW
-    rows, rest, dtype = flat[:whole].view(-1, ROW), flat[whole:], statistics_dtype(flat.dtype)
-    norms = [vector_norm(rows, dim=1, dtype=dtype), vector_norm(rest, dtype=dtype).view(1)]
-    return float(torch.cat(norms).double().square().sum())
+    dtype, whole = statistics_dtype(flat.dtype), flat.numel() // ROW * ROW
+    norms = vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=dtype)
+    if whole < flat.numel():
+        norms = torch.cat([norms, vector_norm(flat[whole:], dtype=dtype).view(1)])
+    return float(norms.double().square_().sum())
+
+
+def largest_square(t: Tensor) -> Tensor:
+    """max(T²) in the precision of the statistics: finite where all are, and without a temporary."""
+    if not t.numel():  # of a shard
+        return t.new_zeros((), dtype=statistics_dtype(t.dtype))
+    largest: Tensor = vector_norm(t, math.inf, dtype=statistics_dtype(t.dtype))
+    return largest.square()

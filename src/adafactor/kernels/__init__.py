@@ -8,8 +8,6 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-import torch
-
 from adafactor.core.contract import Backend, Executor, Fallback, Parameter
 from adafactor.core.warn import warn
 from adafactor.kernels import eager
@@ -26,7 +24,6 @@ COMPILED = tuple(PACKAGES)
 AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
 BACKENDS = ("auto", "eager", *COMPILED)
 Doubt = Callable[[str, Parameter], str | None]  # why "auto" should not rely on the backend of this name here
-_modes, _level = torch._C._len_torch_dispatch_stack, torch._C._functorch.maybe_current_level  # asked in every step
 
 
 def prepare(
@@ -54,11 +51,6 @@ def prepare(
     for name, members in chosen.items():
         executors += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
     return executors, fallback
-
-
-def is_watched() -> bool:
-    """Whether a mode stands between torch and its operations, as make_fx's: it would see nothing of compiled code."""
-    return _modes() > 0 or _level() is not None
 
 
 def check(backend: str) -> None:

@@ -18,8 +18,8 @@ import torch
 from adafactor.core.factoring import STEP_DTYPE, Factored, find_factoring, summed
 from adafactor.core.momentum import blocks_of, scale_shape
 from adafactor.core.settings import Settings
+from adafactor.core.sums import CHUNK_DEVICE, DRAWING
 from adafactor.kernels import memory_order
-from adafactor.kernels.eager.blocks import BLOCK_DEVICE, ROUNDED
 from adafactor.planning.models import Model, Shape, Weight
 
 FLOAT, SHORT = torch.float32, torch.bfloat16
@@ -291,8 +291,8 @@ def _ours(setting: Setting, weights: Sequence[Weight], situation: Situation) -> 
     else:
         is_rounded = setting.rounding != "nearest" or setting.momentum in ROUNDED_MOMENTUM
         largest = max(w.part_count for w in weights)
-        sums = FLOAT.itemsize * min(largest, BLOCK_DEVICE)
-        last_pass = setting.block_bytes * min(largest, BLOCK_DEVICE // ROUNDED if is_rounded else BLOCK_DEVICE)
+        sums = FLOAT.itemsize * min(largest, CHUNK_DEVICE)
+        last_pass = setting.block_bytes * min(largest, CHUNK_DEVICE // (DRAWING if is_rounded else 1))
         temporary = max(sums, last_pass) + 3 * 8 * statistics
     return Bytes(
         statistics=statistics * FLOAT.itemsize + STEP_DTYPE.itemsize * len(weights),

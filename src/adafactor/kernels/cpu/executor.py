@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adafactor.core.contract import Gradients, Parameter, Scale, Sums
+from adafactor.core.contract import Gradients, Parameter, Sums
 from adafactor.core.factoring import Factored
 from adafactor.core.momentum import blocks_of
 from adafactor.core.rounding import keys, roots
@@ -40,8 +40,6 @@ class Executor:
     Unsharded, a step is one call of `native.run_phases`. Where a bad gradient raises, it stops after the first pass to
     look; where parameters are sharded, it stops twice to let other ranks complete the sums.
     """
-
-    takes_scale = False
 
     def __init__(self, parameters: list[Parameter], dtypes: tuple[torch.dtype, torch.dtype]):
         """Describe what does not change from step to step."""
@@ -74,9 +72,7 @@ class Executor:
         self._present: list[int] = []  # the parameters with a gradient in this step
         self._at = jobs.MOMENTS  # the phase that this step has come to
 
-    def begin(
-        self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
-    ) -> None:
+    def begin(self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Describe what is of this step: G, the rates, the random numbers."""
         table = self.jobs
         present = [g for g in grads if g is not None]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.core.contract import Gradients, Parameter, Scale, Sums
+from adafactor.core.contract import Gradients, Parameter, Sums
 from adafactor.core.settings import Settings
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import rates
@@ -53,7 +53,7 @@ class Executor:
 
     def __init__(self, parameters: list[Parameter], kind: Kind):
         """Describe what does not change from step to step."""
-        self.kind, self.in_lockstep, self.takes_scale = kind, parameters[0].in_lockstep, True
+        self.kind, self.in_lockstep = kind, parameters[0].in_lockstep
         self.device = parameters[0].x.device
         most = max(LEAST_SCRATCH, sum(p.x.nbytes for p in parameters) // 100)
         with torch.device("cpu"):  # whatever the default is
@@ -83,7 +83,6 @@ class Executor:
             "changes_ptr": torch.zeros(len(table.checks), dtype=torch.int32, device=self.device),
         }
         self._memory: Memory | None = None
-        self._scaling = self._not_scaled
         self._present: list[bool] = []
         self._grads: Gradients = []
         self._any_ragged = self._changed = self._has_new = False
@@ -99,9 +98,7 @@ class Executor:
 
     # ---- the contract
 
-    def begin(
-        self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None, scale: Scale | None
-    ) -> None:
+    def begin(self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None) -> None:
         """Take what is of this step: G, the settings of the groups; upload what has changed."""
         self._changed = False
         self._grads = grads  # kept until the launches are done
@@ -123,7 +120,6 @@ class Executor:
             for group in self.groups:
                 if isinstance(lr := own[group].lr, Tensor):
                     self.numbers.there[group, rates.LR.value].copy_(lr.reshape(()), non_blocking=True)
-            self._scaling = self._not_scaled if scale is None else torch.cat([t.reshape(1).float() for t in scale])
 
     def step(self) -> None:
         """Take a whole step."""
@@ -160,7 +156,7 @@ class Executor:
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
-        self._grads, self.sums, self._memory, self._scaling = [], [], None, self._not_scaled
+        self._grads, self.sums, self._memory = [], [], None
         if self._changed:
             self.must_measure = [a and not b for a, b in zip(self.must_measure, self._present, strict=True)]
             torch.autograd.graph.increment_version(self.writable)
@@ -191,7 +187,7 @@ class Executor:
             **self._lasting,
             given_ptr=self.given.there,
             numbers_ptr=self.numbers.there,
-            scaling_ptr=self._scaling,
+            scaling_ptr=self._not_scaled,
             vectors_ptr=self._empty(table.vectors, stat),
             inverses_ptr=self._empty(table.vectors, stat),
             scratch_ptr=self._empty(table.scratch, stat),

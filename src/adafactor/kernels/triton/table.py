@@ -11,7 +11,6 @@ from torch import Tensor
 
 from adafactor.core.contract import Parameter
 from adafactor.core.rounding import roots
-from adafactor.core.sums import shrink_of
 from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering
 from adafactor.kernels.triton import fields as f
 from adafactor.kernels.triton import layout, sizes
@@ -111,7 +110,7 @@ class Table:
             f.COUNT: parameter.factoring.count,
             f.ROOT1: root1,
             f.ROOT2: root2,
-            f.SHRINK: struct.unpack("q", struct.pack("d", shrink_of(parameter.shape)))[0],
+            f.SHRINK: struct.unpack("q", struct.pack("d", 2.0 ** -max(parameter.shape, default=1).bit_length()))[0],
             f.PARTS: how.parts,
             f.COLUMNS: columns,
             f.MATRICES: matrices,
