@@ -67,12 +67,14 @@ def step_size(u2: Scalar, x2: Scalar | None, count: Scalar, rates: Rates, s: Set
     alpha = eq.step_size(rates.rho, rms_x if s.relative else None, s.eps[1])  # line 3: αₜ = max(ε₂, RMS(Xₜ₋₁))·ρₜ
     divisor = eq.clip_divisor(rms_u, s.clip)  # line 9: Ûₜ = Uₜ/max(1, RMS(Uₜ)/d)
     rate = -alpha if s.maximize else alpha
+    before: Scalar = 1.0
+    after: Scalar = 1.0
     if s.beta1 and s.momentum_of == "update":
-        before, after = rate / divisor, 1.0  # β₁ averages αₜ·Ûₜ
+        before = rate / divisor  # β₁ averages αₜ·Ûₜ
     elif s.beta1 and s.momentum_of == "direction":
         before, after = 1 / divisor, rate  # β₁ averages Ûₜ
     else:
-        before, after = 1.0, rate / divisor
+        after = rate / divisor
     decay = s.weight_decay * alpha if s.weight_decay_by == "alpha" else rates.decay
     return Sizes(rms_x, alpha, rms_u, divisor, before, after, decay)
 

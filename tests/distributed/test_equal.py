@@ -66,7 +66,7 @@ def test_every_kernel_averages_a_factor_to_the_same_bits(dtype: torch.dtype) -> 
         decay = 1 - t**-0.8
         ours = equations.average(old, new, decay, 1 - decay)
         compiled(new.numpy(), old.data_ptr(), np.empty(1001), decay)
-        assert torch.equal(ours, new) and torch.equal(ours.to(dtype), old)
+        assert ours is not None and torch.equal(ours, new) and torch.equal(ours.to(dtype), old)
 
 
 def same_everywhere(ranks: list[dict[str, Any]], key: str) -> Any:

@@ -102,9 +102,9 @@ class Executor:
             self._give(self._dtype, keep=1 - self._masked(sizes.decay))
         for u in taken:
             algorithm.apply_(u)
-        averages = [pair for u in taken for pair in ((u.row, u.R), (u.col, u.C)) if pair[1] is not None]
-        if averages:
-            torch._foreach_copy_(*map(list, zip(*averages, strict=True)))
+        kept = [old for u in taken for old in (u.row, u.col) if old is not None]
+        if kept:
+            torch._foreach_copy_(kept, [new for u in taken for new in (u.R, u.C) if new is not None])
         counts = [u.parameter.state["step"] for u in taken]
         if self._mask is None:
             torch._foreach_add_(counts, 1)
