@@ -4,7 +4,7 @@
     python examples/diagnostics.py --steps 50    # quickly
 
 The text is the source of Python's own library, read byte by byte. The pictures of docs/diagnostics.md are from this.
-Needs `pip install ".[watch]"` in a copy of the repository.
+Needs `pip install matplotlib`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.progress import track
 from torch import Tensor, nn
 
 from adafactor import Adafactor
-from adafactor.diagnostics import FullMoment, History, Live, Watch, diagnose
+from adafactor.diagnostics import Report, Watch, diagnose, plot
 
 LENGTH, WIDTH, HEADS, LAYERS, BATCH = 64, 64, 4, 12, 8
 
@@ -95,14 +94,14 @@ def text() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
 
 
-def train(name: str, steps: int, every: int) -> tuple[History, float]:
-    """Train with one of the settings; the history, and the mean loss of the last tenth."""
+def train(name: str, steps: int, every: int) -> tuple[list[Report], float]:
+    """Train with one of the settings; the reports, and the mean loss of the last tenth."""
     torch.manual_seed(0)
-    model, source, history, losses = GPT(), text(), History(), []
+    model, source, losses = GPT(), text(), []
     optimizer = Adafactor(model.named_parameters(), **SETTINGS[name])
-    observed = FullMoment(optimizer, "h.0.*.weight")
-    with Watch(optimizer, history, Live(), every=every) as watch, observed as moment:
-        for _ in track(range(steps), name):
+    reports: list[Report] = []
+    with Watch(optimizer, reports.append, every=every) as watch:
+        for _ in range(steps):
             start = torch.randint(len(source) - LENGTH - 1, (BATCH, 1))
             ids = source[start + torch.arange(LENGTH + 1)]  # (B, T + 1)
             loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
@@ -111,9 +110,9 @@ def train(name: str, steps: int, every: int) -> tuple[History, float]:
             optimizer.step()
             losses.append(loss.item())
             watch.add_loss(losses[-1])
-    print(*diagnose(history) or ["nothing found in the optimizer's metrics"], *moment.compare()[:2], sep="\n\n")
+    print(f"{name}:", *diagnose(reports) or ["nothing found in the optimizer's metrics"], sep="\n\n", end="\n\n")
     last = losses[-max(1, steps // 10) :]
-    return history, sum(last) / len(last)
+    return reports, sum(last) / len(last)
 
 
 def main() -> None:
@@ -126,12 +125,11 @@ def main() -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     ends = {}
     for name in SETTINGS:
-        history, ends[name] = train(name, given.steps, given.every)
-        history.save(given.output / f"{name}.jsonl")
-        history.plot(given.output / f"{name}.png")
+        reports, ends[name] = train(name, given.steps, given.every)
+        plot(reports, given.output / f"{name}.png")
     for name, loss in ends.items():
         print(f"{name:10} loss {loss:.3f}")
-    print(f"pictures and histories: {given.output}")
+    print(f"pictures: {given.output}")
 
 
 if __name__ == "__main__":

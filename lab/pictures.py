@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from adafactor.diagnostics.plot import INK, OURS, THEIRS, styled
 from lab import results, tables
 from lab.results import Record
+from lab.style import INK, OURS, THEIRS, styled
 
 DOCS = Path(__file__).parents[1] / "docs"
 PATTERN, OVER_THE_RUN = DOCS / "reproduction.png", DOCS / "reproduction-over-the-run.png"

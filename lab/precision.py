@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from adafactor import Adafactor
-from adafactor.diagnostics.plot import styled
 from lab import train
 from lab.batches import Batches
 from lab.corpus import Corpus
@@ -25,6 +24,7 @@ from lab.files import put_between
 from lab.model import Layer, Transformer
 from lab.presets import SCALES, Job, Scale
 from lab.results import Record
+from lab.style import styled
 from lab.train import Options, Trainer, run_folder
 
 SCALE = replace(SCALES["mini"], name="precision", dev=0)

@@ -6,7 +6,6 @@
 | `plan` | docs/plan.md, planned against measured | `python -m studies.plan` |
 | `capacity` | docs/plan.md, the largest model in so much memory | `python -m studies.capacity` |
 | `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
-| `diagnoses` | docs/diagnostics.md, what is found in runs with known faults | `python -m studies.diagnoses` |
 | `gpu_counts` | docs/gpu-verified.md, launches and bytes | `python -m studies.gpu_counts` |
 | `moving_in` | docs/migrate.md, torch.optim's Adafactor and AdamW | `python -m studies.moving_in torch` |
 | `front` | the picture in README.md | `python -m studies.front` |

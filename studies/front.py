@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from statistics import mean, median
 
-from adafactor.diagnostics.plot import INK, OURS, THEIRS, styled
 from lab import records
+from lab.style import INK, OURS, THEIRS, styled
 
 ROOT = Path(__file__).parents[1]
 RECORD, PICTURE = ROOT / "studies" / "results" / "epyc-2-cores.json", ROOT / "docs" / "front.png"

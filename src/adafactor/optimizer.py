@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, wraps
@@ -9,6 +10,7 @@ from typing import Any, ParamSpec, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from adafactor import kernels
@@ -19,6 +21,7 @@ from adafactor.core.bucket import Bucket, Contents
 from adafactor.core.contract import Parameter, Unit
 from adafactor.core.gather import Buckets
 from adafactor.core.record import Record, entries_of, slices_of
+from adafactor.core.report import Report
 from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.core.step import step
@@ -285,23 +288,35 @@ class Adafactor(Optimizer):
                 self._warn_of_skipping(skipped[0])
         return True
 
-    def report(self) -> list[Record]:
+    def report(self, model: Module | None = None) -> Report:
         """One record per parameter, or per slice: RMS(U), clip rate, step size and more of the last step (§5, §6).
 
-        On a device other than the CPU this is where the host waits. Each report resets the clip rate.
+        It is a list that prints as a table. On a device other than the CPU this is where the host waits.
+
+        Args:
+            model: where to take names from, if the optimizer was given parameters without.
         """
         self._buckets.flush()
-        records = []
-        for entry in entries_of(self.param_groups):
-            p, group = entry.p, self.param_groups[entry.group]
+        named: dict[Tensor, str] = {} if model is None else {p: name for name, p in model.named_parameters()}
+        entries = [entry._replace(name=named.get(entry.p, entry.name)) for entry in entries_of(self.param_groups)]
+        count = Counter(entry.name for entry in entries)  # groups may share names if each was named for itself
+        report = Report(step=max((t for entry in entries for t in self._steps(entry.p)), default=0))
+        for p, name, number, *_ in entries:
+            name, group = name if count[name] == 1 else f"{name} (group {number})", self.param_groups[number]
             size = sum(v.nbytes for v in self.state.get(p, {}).values() if isinstance(v, Tensor))
-            for name, x, place in slices_of(p, entry.name, group["per_slice"]):
+            for part, x, place in slices_of(p, name, group["per_slice"]):
                 share = size if place is None else size // len(p)
-                records.append(self._buckets.metrics_of(p, place).record(name, x, share, group))
-        for record in records:
+                metrics = self._buckets.metrics_of(p, place)
+                report.append(metrics.record(part, x, p.requires_grad, share, group))
+        for record in report:
             if record.skipped:
                 self._warn_of_skipping(record)
-        return records
+        return report
+
+    def _steps(self, p: Tensor) -> list[int]:
+        """Return t of a parameter, or of each of its slices; nothing for one without a state."""
+        step = self.state.get(p, {}).get("step")
+        return [int(t) for t in dtensor.local(step).reshape(-1).tolist()] if isinstance(step, Tensor) else []
 
     def state_dict(self) -> StateDict:
         """As torch's, of the parameters that are in the groups now."""

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adafactor.diagnostics import plot
 from adafactor.planning import SETTINGS
 from adafactor.planning.show import format_size
+from lab import style
 from studies.capacity.limited import Trial
 
 BASE, PEERS, OURS = "adamw-float32", ("torch-bfloat16", "transformers-bfloat16"), "adafactor-backward"
@@ -111,7 +111,7 @@ def bests(record: Record, limit: int) -> list[Trial]:
     return [found.best for found in (record.best(limit, key) for key in CONTENDERS) if found is not None]
 
 
-@plot.styled
+@style.styled
 def draw(record: Record, path: Path) -> None:
     """Bars of the parameters that fit, a panel for each limit."""
     from matplotlib.figure import Figure
@@ -123,7 +123,7 @@ def draw(record: Record, path: Path) -> None:
     for limit, axes in zip(limits, figure.subplots(len(limits), squeeze=False)[:, 0], strict=True):
         labels = [SETTINGS[best.key].label for best in bests(record, limit)]
         values = [best.parameters / 1e6 for best in bests(record, limit)]
-        colours = [plot.OURS if label.startswith("adafactor,") else plot.THEIRS for label in labels]
+        colours = [style.OURS if label.startswith("adafactor,") else style.THEIRS for label in labels]
         bars = axes.barh(labels, values, color=colours, height=0.7)
         axes.bar_label(bars, [f"{value:,.0f} M" for value in values], padding=3, fontsize=8)
         axes.invert_yaxis()

@@ -187,7 +187,6 @@ class Rig:
             elif np.isfinite(tally.last.rms_update) and tally.last.finite:
                 np.testing.assert_allclose(record.rms_update, tally.last.rms_update, 1e-4, err_msg=f"RMS(U) of {name}")
                 np.testing.assert_allclose(record.step_size, tally.last.step_size, 1e-4, err_msg=f"α of {name}")
-            tally.steps = 0
 
 
 def attempt(act: Callable[[], object]) -> str:

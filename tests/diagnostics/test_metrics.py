@@ -10,7 +10,7 @@ from torch import nn
 
 from adafactor import Adafactor
 from adafactor.core.record import rms
-from studies.diagnoses import Perceptron, regression, run
+from tests.diagnostics.runs import Perceptron, regression, run
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.2, None])
@@ -41,15 +41,42 @@ def test_a_parameter_of_zeros_changes_infinitely_and_one_without_gradient_not_at
     assert [record.relative_change for record in optimizer.report()] == [math.inf, 0.0]
 
 
-def test_the_report_counts_steps_since_the_last_one() -> None:
+def test_a_report_changes_nothing_and_counts_all_steps() -> None:
     model = Perceptron()
     optimizer = Adafactor(model.parameters())
-    run(optimizer, regression(model), steps=3, every=100)
-    assert [record.steps for record in optimizer.report()] == [0] * 4, "the watch took a report at its end"
-    loss = regression(model)(0)
-    loss.backward()
+    run(optimizer, regression(model), steps=3, every=1)
+    first, again = optimizer.report(), optimizer.report()
+    assert first == again and first.step == 3 and [record.steps for record in first] == [3] * 4
+    assert all(0 <= record.clip_rate <= 1 for record in first), "also after a watch"
+
+
+def test_a_report_prints_as_a_table_of_a_hundred_columns_with_three_digits() -> None:
+    names = ["w", "model.decoder.layers.11." + 4 * "a_very_long_name." + "weight", "cube", "bias", "scalar"]
+    shapes: list[tuple[int, ...]] = [(8, 6), (1_000_000, 1), (3, 4, 5, 6), (5,), ()]
+    params = [nn.Parameter(torch.full(shape, 0.123456)) for shape in shapes]
+    optimizer = Adafactor(zip(names, params, strict=True))
+    assert "nan" not in str(optimizer.report())
+    for p in params[:4]:
+        p.grad = torch.ones_like(p)
     optimizer.step()
-    assert [record.steps for record in optimizer.report()] == [1] * 4
+    title, head, *rows = (text := str(optimizer.report())).splitlines()
+    assert title == "step 1: 5 tensors" and len(rows) == 5 and repr(optimizer.report()) == text
+    assert head.split() == ["parameter", "shape", "RMS(U)", "clipped", "step", "size", "RMS(X)", "change"]
+    assert rows[0].split() == ["w", "8", "x", "6", "1", "0%", "0.00123", "0.123", "0.01"]
+    assert rows[1].startswith("model.decoder.") and rows[1].split()[0].endswith("name.weight")
+    assert rows[4].split() == ["scalar", "scalar", "-", "-", "-", "-", "-"]
+    assert len({len(line) for line in (head, *rows)}) == 1 and len(head) <= 100
+    assert isinstance(optimizer.report(), list) and optimizer.report()[0].name == "w"
+
+
+def test_a_table_has_skipped_steps_where_there_are_some() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = Adafactor([p])
+    p.grad = torch.tensor([1.0, math.nan, 1.0])
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        optimizer.step()
+    lines = str(optimizer.report()).splitlines()
+    assert lines[1].split()[-1] == "skipped" and lines[2].split()[-1] == "1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from adafactor import Adafactor, step_in_backward
-from adafactor.diagnostics import FullMoment, History, Report, Watch, unwrap
-from studies.diagnoses import Perceptron, regression, run
+from adafactor.diagnostics import Report, Watch, unwrap
+from tests.diagnostics.runs import Perceptron, regression, run
 
 
 def test_every_so_many_steps_all_sinks_get_the_same_report_and_a_last_one() -> None:
@@ -25,8 +25,9 @@ def test_every_so_many_steps_all_sinks_get_the_same_report_and_a_last_one() -> N
             regression(model)(t).backward()
             optimizer.step()
     assert [report.step for report in got[0]] == [3, 6, 8] and got[0] == got[1]
-    assert [report.records[0].steps for report in got[0]] == [3, 3, 2]
-    assert got[0][0].about["0.weight"].dtype == "float32" and got[0][0].about["0.weight"].settings.clip == 1.0
+    assert [report[0].steps for report in got[0]] == [3, 3, 2]
+    assert got[0][0][0].dtype == torch.float32 and got[0][0][0].settings.clip == 1.0
+    assert [record.steps for record in optimizer.report()] == [8] * 4, "the optimizer counts on"
     optimizer.step()
     assert len(got[0]) == 3, "closed"
 
@@ -48,7 +49,8 @@ def test_a_watch_goes_on_counting_after_a_resume_and_reports_when_training_fails
 
 def test_a_report_has_the_mean_of_the_losses_since_the_one_before() -> None:
     optimizer = Adafactor(Perceptron().named_parameters())
-    with Watch(optimizer, history := History(), every=2) as watch:
+    history: list[Report] = []
+    with Watch(optimizer, history.append, every=2) as watch:
         for loss in (1.0, torch.tensor(3.0, requires_grad=True), None, None, math.nan):
             if loss is not None:
                 watch.add_loss(loss)
@@ -61,31 +63,28 @@ def test_groups_that_share_names_are_told_apart() -> None:
     model = Perceptron()
     groups: list[dict[str, Any]] = [{"params": layer.named_parameters()} for layer in (model[0], model.last)]
     optimizer = Adafactor(groups)
-    with FullMoment(optimizer, "weight*") as moment:
-        history = run(optimizer, regression(model), steps=1, every=1)
-    names = [record.name for record in history.reports[0].records]
+    (report,) = run(optimizer, regression(model), steps=1, every=1)
+    names = [record.name for record in report]
     assert names == ["weight (group 0)", "bias (group 0)", "weight (group 1)", "bias (group 1)"]
-    assert {fit.name: fit.shape for fit in moment.compare()} == {names[0]: (16, 12), names[2]: (8, 16)}
 
 
-def test_steps_inside_backward_are_watched_and_their_gradients_are_missed() -> None:
-    model, history = Perceptron(), History()
+def test_steps_inside_backward_are_watched() -> None:
+    model = Perceptron()
     optimizer = Adafactor(model.named_parameters())
     with step_in_backward(model, optimizer):
-        run(optimizer, regression(model), steps=3, every=2, history=history)
-        assert [(report.step, report.records[0].steps) for report in history] == [(2, 2), (3, 1)]
-        with FullMoment(optimizer, "*"), pytest.raises(RuntimeError, match="step_in_backward"):
-            run(optimizer, regression(model), steps=1)
+        reports = run(optimizer, regression(model), steps=3, every=2)
+    assert [(report.step, report[0].steps) for report in reports] == [(2, 2), (3, 1)]
 
 
 def test_names_come_from_the_model_where_the_optimizer_has_none() -> None:
     model = Perceptron()
     optimizer = Adafactor([*model.last.parameters(), nn.Parameter(torch.ones(2))])
-    with Watch(optimizer, history := History(), model=model), FullMoment(optimizer, "2.*", model=model) as moment:
+    history: list[Report] = []
+    with Watch(optimizer, history.append, model=model):
         regression(model)(0).backward()
         optimizer.step()
-    assert [record.name for record in history.reports[0].records] == ["2.weight", "2.bias", "parameter 2"]
-    assert [fit.name for fit in moment.compare()] == ["2.weight", "2.bias"]
+    assert [record.name for record in history[0]] == ["2.weight", "2.bias", "parameter 2"]
+    assert [record.name for record in optimizer.report()] == ["parameter 0", "parameter 1", "parameter 2"]
 
 
 def test_wrong_arguments_of_a_watch_are_told() -> None:

@@ -23,12 +23,4 @@ def test_every_rank_of_a_sharded_run_is_told_what_one_process_is_told() -> None:
                 apart = kind == "absolute" and name in ("rms_parameter", "relative_change")
                 assert record[name] == pytest.approx(value, rel=0.5 if apart else 1e-6), (kind, name)
         assert first["words"] == alone["words"], kind
-        assert len(first["fits"]) == len(alone["fits"]) == 6
-        divergences = [fit["divergence"] for fit in first["fits"]]
-        assert divergences == sorted(divergences, reverse=True)
-        fits = [sorted(run["fits"], key=lambda fit: str(fit["name"])) for run in (first, alone)]
-        for fit, expected in zip(*fits, strict=True):  # the worst come first, and equals in any order
-            for name, value in expected.items():
-                close = pytest.approx(value, rel=1e-6, abs=1e-12) if isinstance(value, float) else value
-                assert fit[name] == close, (kind, name)
     assert "overwritten" in [kind for kind, _ in results["absolute"]["alone"]["words"]], "something is said"

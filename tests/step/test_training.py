@@ -141,7 +141,7 @@ def test_names_reach_the_report() -> None:
     assert [r.name for r in records] == [name for name, _ in net.named_parameters()]
     assert all(0.1 < r.rms_update < 3 and r.step_size > 0 and 0 <= r.clip_rate <= 1 for r in records)
     assert records[0].shape == (8, 6) and records[0].state_bytes == 4 * (8 + 6 + 1)
-    assert all(r.clip_rate != r.clip_rate for r in optimizer.report()), "NaN until the next step"
+    assert optimizer.report() == records, "reading changes nothing"
 
 
 @pytest.mark.many_steps

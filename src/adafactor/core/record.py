@@ -1,4 +1,4 @@
-"""What a step did to each parameter: RMS(U), clipping and the step size of §5, kept until somebody asks."""
+"""What the steps did to each parameter: RMS(U), clipping and the step size of §5, kept until somebody asks."""
 
 from __future__ import annotations
 
@@ -8,45 +8,61 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from adafactor.core import dtensor, sums
 from adafactor.core import equations as eq
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import is_stack
+from adafactor.core.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)  # a history keeps many
+@dataclass(frozen=True, slots=True)  # a list of reports has many
 class Record:
     """The metrics of one parameter, of the last step unless said otherwise; NaN before the first step.
+
+    The counts are of all steps since the optimizer was made or loaded; in the reports of a `diagnostics.Watch`, of
+    those since the report before.
 
     Attributes:
         name: as given to the optimizer; without names, the parameter's number. With `per_slice`, `name[i]`.
         shape: of the parameter, whole also where it is sharded.
         rms_update: RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment.
-        clip_rate: the share of steps since the last report in which the update was clipped (§6).
         step_size: αₜ.
         rms_parameter: RMS(Xₜ₋₁); of Xₜ for absolute steps, which do not need it and so leave it to the report.
         relative_change: αₜ·RMS(Ûₜ)/RMS(X): by how much of itself the step changes the parameter.
         beta2: β̂₂ₜ.
-        steps: steps taken since the last report.
-        skipped: steps not taken because of a NaN or infinite gradient, since the optimizer was made or loaded.
+        steps: how many steps were taken.
+        clipped: in how many of these the update was clipped (§6).
+        skipped: steps not taken because of a NaN or infinite gradient, ever since the optimizer was made or loaded.
         state_bytes: what the optimizer keeps of the parameter; of a sharded one, all shards together.
         rule: the pattern of the optimizer's `rules` that matched its name; empty if none did.
+        dtype: of the parameter.
+        trainable: whether it requires a gradient.
+        settings: the keywords of its group.
     """
 
     name: str
     shape: tuple[int, ...]
     rms_update: float
-    clip_rate: float
     step_size: float
     rms_parameter: float
     relative_change: float
     beta2: float
     steps: int
+    clipped: int
     skipped: int
     state_bytes: int
     rule: str = ""
+    dtype: torch.dtype = torch.float32
+    trainable: bool = True
+    settings: Settings = field(default=Settings(), repr=False)
+
+    @property
+    def clip_rate(self) -> float:
+        """The share of the steps in which the update was clipped; NaN without a step."""
+        return self.clipped / self.steps if self.steps else math.nan
 
 
 @dataclass
@@ -57,9 +73,9 @@ class StepMetrics:
     step_size: Scalar | None = None
     rms_parameter: Scalar | None = None
     beta2: Scalar | None = None
-    clipped: Tensor | int = 0  # steps since the last report
+    clipped: Tensor | int = 0  # steps, as the next two
     taken: Tensor | int = 0
-    skipped: Tensor | int = 0  # steps ever
+    skipped: Tensor | int = 0
     captured: list[object] = field(default_factory=list)  # what graphs read with every replay, so it must last
 
     def add(
@@ -75,10 +91,8 @@ class StepMetrics:
         self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
         self.clipped, self.taken = self.clipped + clipped, self.taken + taken
 
-    def record(self, name: str, x: Tensor, state_bytes: int, group: Mapping[str, Any]) -> Record:
-        """Read the figures (here the host may wait for the device) and start the next clip rate."""
-        taken, clipped = int(self.taken), int(self.clipped)
-        self.taken = self.clipped = 0
+    def record(self, name: str, x: Tensor, trainable: bool, state_bytes: int, group: Mapping[str, Any]) -> Record:
+        """Read the figures: here the host may wait for the device."""
         rms_update, step_size, rms_parameter = map(_read, (self.rms_update, self.step_size, self.rms_parameter))
         if self.step_size is not None and self.rms_parameter is None and not dtensor.is_sharded(x):
             rms_parameter = rms(x)
@@ -86,15 +100,18 @@ class StepMetrics:
             name=name,
             shape=tuple(x.shape),
             rms_update=rms_update,
-            clip_rate=clipped / taken if taken else math.nan,
             step_size=step_size,
             rms_parameter=rms_parameter,
             relative_change=relative_change(step_size, rms_update, rms_parameter, group["clip"]),
             beta2=_read(self.beta2),
-            steps=taken,
+            steps=int(self.taken),
+            clipped=int(self.clipped),
             skipped=int(self.skipped),
             state_bytes=state_bytes,
             rule=group.get("rule", ""),
+            dtype=x.dtype,
+            trainable=trainable,
+            settings=Settings.of(group),
         )
 
 

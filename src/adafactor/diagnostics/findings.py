@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from textwrap import fill
 
-from adafactor.core.record import Record
-from adafactor.diagnostics.naming import shorten
-from adafactor.diagnostics.report import Report
+from adafactor.core.report import Report
 from adafactor.diagnostics.rules import RULES, Hit, loss_grows
-from adafactor.diagnostics.series import Parameter, group_by_parameter
+from adafactor.diagnostics.series import group_by_parameter
+from adafactor.diagnostics.watch import unwrap
+
+MOST = 4  # names in a finding
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Finding:
         severity: `"warning"`: it costs quality; `"note"`: it may be meant.
         what: what is wrong, in a sentence.
         parameters: the names of all that it is true of.
-        where: the same in short.
+        where: the first of them, and how many they are.
         figure: the numbers that show it, of the worst of them.
         certainty: `"certain"`: counted or proved; `"likely"`; `"possible"`: of few reports, or seen now and then.
         change: what to do about it.
@@ -41,61 +42,54 @@ class Finding:
         """Write four short paragraphs."""
         lines = [f"{self.severity}: {self.what}", f"where: {self.where}"]
         lines += [f"figure: {self.figure} ({self.certainty})", f"change: {self.change}"]
-        return "\n  ".join(fill(line, 110, subsequent_indent="    ", break_long_words=False) for line in lines)
+        return "\n  ".join(fill(line, 98, subsequent_indent="    ", break_long_words=False) for line in lines)
 
 
 def diagnose(source: object, losses: Iterable[float] | None = None) -> list[Finding]:
-    """Say in words what the reports show; an empty list is no promise that all is well.
+    """Say in words what the reports show, warnings first, causes before what comes of them.
+
+    An empty list is no promise that all is well.
 
     Args:
-        source: the optimizer (of which a report is taken, so that clip rates start anew), a `History` or any other
-            series of `Report`, one `Report`, or what `optimizer.report()` gave, once or several times. One report says
-            less than several; plain records, which do not know dtypes and settings, less than a `Report`.
+        source: an optimizer, one `Report`, or several in order, as a `Watch` hands them to `reports.append`. One
+            report says less than several.
         losses: one a step, or now and then, in order; without them, those that `Watch.add_loss` gave to the reports.
     """
-    reports = reports_of(source)
+    reports = _reports_of(source)
     parameters = group_by_parameter(reports)
-    losses = [report.loss for report in reports if report.loss is not None] if losses is None else losses
-    findings = []
-    if hit := loss_grows([float(loss) for loss in losses]):
-        where = "the whole model"
-        findings.append(Finding("loss grows", hit.severity, hit.what, (), where, hit.figure, hit.certainty, hit.change))
     groups: dict[tuple[str, ...], dict[str, Hit]] = {}  # of parameters for which the same is to be done, by name
     for kind, rule in RULES.items():
         for p in parameters:
             if hit := rule(p):
                 groups.setdefault((kind, hit.severity, hit.what, hit.change), {})[p.name] = hit
-    findings += [_finding(kind, hits, parameters) for (kind, *_), hits in groups.items()]
+    findings = [_finding(kind, hits, len(parameters)) for (kind, *_), hits in groups.items()]
+    losses = [report.loss for report in reports if report.loss is not None] if losses is None else losses
+    if hit := loss_grows([float(loss) for loss in losses]):
+        where = "the whole model"
+        findings.append(Finding("loss grows", hit.severity, hit.what, (), where, hit.figure, hit.certainty, hit.change))
     return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 
-def _finding(kind: str, hits: dict[str, Hit], parameters: list[Parameter]) -> Finding:
+def _finding(kind: str, hits: dict[str, Hit], tensors: int) -> Finding:
     """Put what a rule says of several parameters into one."""
     name, worst = max(hits.items(), key=lambda pair: pair[1].weight)
-    where, figure = shorten(hits, [p.records[-1] for p in parameters]), worst.figure
+    where, figure = _list(hits), worst.figure
     if len(hits) > 1:
-        where = f"{len(hits)} of {len(parameters)} tensors: {where}"
+        where = f"{len(hits)} of {tensors} tensors: {where}"
         figure += f", the worst of them ({name})"
     certainty = max((hit.certainty for hit in hits.values()), key=("possible", "likely", "certain").index)
     return Finding(kind, worst.severity, worst.what, tuple(hits), where, figure, certainty, worst.change)
 
 
-def reports_of(source: object) -> list[Report]:
-    """Return the reports that an optimizer, a `History`, a report or records stand for."""
-    if isinstance(source, Report):
-        return [source]
+def _list(names: Collection[str]) -> str:
+    more = len(names) - MOST
+    return ", ".join(list(names)[:MOST] + ([f"and {more} more"] if more > 0 else []))
+
+
+def _reports_of(source: object) -> list[Report]:
     if hasattr(source, "param_groups"):
-        return [Report.of(source)]
-    if not isinstance(source, Iterable):
-        raise TypeError(f"source={source!r} must be an optimizer, a History, or reports, not {type(source).__name__}")
-    items = list(source)
-    if items and all(isinstance(item, Record) for item in items):
-        items = [items]
-    return [item if isinstance(item, Report) else Report(0, _records(item)) for item in items]
-
-
-def _records(items: object) -> tuple[Record, ...]:
-    records = tuple(items) if isinstance(items, Iterable) else (items,)
-    if not all(isinstance(record, Record) for record in records):
-        raise TypeError(f"a report must be a Report or a list of records, as optimizer.report() gives, not {items!r}")
-    return records
+        return [unwrap(source).report()]
+    reports = [source] if isinstance(source, Report) else list(source) if isinstance(source, Iterable) else None
+    if reports is None or not all(isinstance(report, Report) for report in reports):
+        raise TypeError(f"source must be an optimizer, a Report or a list of Reports, not {str(source)[:80]}")
+    return reports

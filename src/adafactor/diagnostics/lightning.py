@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adafactor.diagnostics.loggers import to_callback
-from adafactor.diagnostics.report import Sink, Watch, check_every, check_sinks
+from adafactor.diagnostics.watch import Sink, Watch, check_every, check_sinks
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -18,8 +18,7 @@ class ReportCallback(Callback):
     """Takes a report after every so many steps of a `Trainer`, and a last one at the end. Of several processes, one.
 
     Args:
-        sinks: `History`, `Live`, `to_tensorboard(writer)`, or any function of a `Report`; without any, the figures go
-            to the trainer's own loggers.
+        sinks: functions of a `Report`; without any, the figures go to the trainer's own loggers.
         every: optimizer steps from report to report.
         optimizer: which of the module's optimizers, if it has several.
 
@@ -28,7 +27,7 @@ class ReportCallback(Callback):
     """
 
     def __init__(self, *sinks: Sink, every: int = 100, optimizer: int = 0) -> None:
-        """Wrong arguments are told here and not after the model is loaded."""
+        """Check the arguments here, and not after the model is loaded."""
         self.sinks, self.every, self.optimizer = check_sinks(sinks) if sinks else (), check_every(every), optimizer
         self._watch: Watch | None = None
 

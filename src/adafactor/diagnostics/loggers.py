@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
 from adafactor.core.record import Record
-from adafactor.diagnostics.report import Report, Sink, known_values
+from adafactor.core.report import Report
+from adafactor.diagnostics.watch import Sink
 
 METRICS = ("rms_update", "clip_rate", "relative_change")  # unless others are asked for
 ALL_METRICS = ("rms_update", "clip_rate", "step_size", "rms_parameter", "relative_change", "beta2", "skipped")
@@ -24,7 +26,8 @@ def figures(records: Iterable[Record], which: Iterable[str] = METRICS) -> dict[s
     """
     records, values = list(records), {}
     for metric in _check(which):
-        if known := known_values(records, metric):
+        measured = {record.name: float(getattr(record, metric)) for record in records}
+        if known := {name: value for name, value in measured.items() if not math.isnan(value)}:
             values[f"adafactor/{metric}_median"] = median(known.values())
             values[f"adafactor/{metric}_max"] = max(known.values())
             values.update({f"{metric}/{name}": value for name, value in known.items()})
@@ -44,7 +47,7 @@ def to_callback(function: Callable[[dict[str, float], int], object], which: Iter
     which = _check(which)
 
     def sink(report: Report) -> None:
-        function(figures(report.records, which), report.step)
+        function(figures(report, which), report.step)
 
     return sink
 

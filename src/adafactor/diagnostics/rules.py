@@ -39,11 +39,13 @@ def not_finite(p: Parameter) -> Hit | None:
         return None
     what = "Gradients were NaN, infinite or too large to square; these parameters were not stepped then."
     if all(other.records[-1].skipped for other in p.everyone if other.taken or other.records[-1].skipped):
-        change = "It is every parameter, so the loss itself is not finite: look at the batches and the loss, lower lr "
-        change += "or warm it up, and use a GradScaler in float16."
+        change = "It is every parameter, so the loss itself is not finite: look at the batches and the loss, and lower "
+        change += "lr or warm it up."
+        change += " In float16 use a GradScaler." if p.dtype == "float16" else ""
     else:
-        change = "It is not every parameter, so the loss is finite and these layers overflow in backward: compute them "
-        change += "in float32 or bfloat16, or bound what goes in."
+        change = "It is not every parameter, so the loss is finite and backward overflows in these layers: "
+        change += "compute them in float32 or bfloat16, or " if p.dtype == "float16" else ""
+        change += "bound what goes in, and look for a division, log or square root of 0."
     since = skipped - p.records[0].skipped
     figure = f"{skipped} steps skipped" + (f", {since} of them since the first report" if len(p.records) > 1 else "")
     return Hit(what, figure, change + ' on_nonfinite="raise" stops at the first.', weight=skipped)
@@ -130,7 +132,7 @@ def out_of_date(p: Parameter) -> Hit | None:
 def poor_fit(p: Parameter) -> Hit | None:
     """RMS(U) is so far above 1 that no age of V̂ explains it: then the factors do not fit."""
     s = p.settings
-    if not p.known or p.averaged or find_factoring(p.shape, s.factored, s.axes, s.min_factored).estimator == "full":
+    if p.averaged or find_factoring(p.shape, s.factored, s.axes, s.min_factored).estimator == "full":
         return None
     # the largest RMS(U) of an unfactored V̂: G² ≤ V̂/(1 − β̂₂ₜ), whatever came before
     bounds = [((1 - r.beta2) ** -0.5, r.rms_update) for r in p.stepped if r.beta2 < 1]
@@ -141,8 +143,8 @@ def poor_fit(p: Parameter) -> Hit | None:
     what = "The factors do not fit: no whole second moment, however old, could give an RMS(U) that large."
     figure = f"RMS(U) {value:.3g}, more than 1/sqrt(1 - beta2) = {bound:.3g}; likewise {p.seen(len(beyond))}"
     change = (
-        "Measure it with diagnostics.FullMoment. Other `axes` for a tensor of more than two, or factored=False in a "
-        "group of their own (n * m numbers instead of n + m)."
+        "Other `axes` for a tensor of more than two, or factored=False in a group of their own (n * m numbers instead "
+        "of n + m)."
     )
     return Hit(what, figure, change, "note" if p.clipped else "warning", weight=value)
 
@@ -177,7 +179,7 @@ def always_clipped(p: Parameter) -> Hit | None:
 def never_forgets(p: Parameter) -> Hit | None:
     """A setting under which the first gradients keep their weight for ever (§7.2)."""
     s, c = p.settings, p.settings.decay_rate
-    if not p.known or s.beta2 is not None or s.beta2_max is not None or c <= 1:
+    if s.beta2 is not None or s.beta2_max is not None or c <= 1:
         return None
     what = "decay_rate is above 1: the first gradients keep their weight for ever (section 7.2 of the paper)."
     return Hit(what, f"decay_rate={c:g}", "decay_rate=0.8, the paper's value.", weight=c)
@@ -185,8 +187,6 @@ def never_forgets(p: Parameter) -> Hit | None:
 
 def _faster_decay(p: Parameter) -> str:
     """Say what lets V̂ forget faster than it does."""
-    if not p.known:
-        return "a faster decay (beta2=None, a lower decay_rate)"
     s = p.settings
     if s.beta2 is not None:
         return f"beta2=None with decay_rate=0.8, which forgets faster at first, in place of beta2={s.beta2:g}"
@@ -197,8 +197,6 @@ def _faster_decay(p: Parameter) -> str:
 
 def _fresher(p: Parameter) -> str:
     """Say what keeps V̂ up to date, with what is set now in mind."""
-    if not p.known:
-        return f"clip=1.0 if it is off, {_faster_decay(p)}, a warm-up or a lower lr."
     ways = f"{_faster_decay(p)}; a warm-up (schedules.warmup) or a lower lr."
     if p.clipped:
         return f"Clipping holds the update at RMS {p.settings.clip:g}, so this may do. Else: {ways}"
@@ -207,8 +205,8 @@ def _fresher(p: Parameter) -> str:
 
 # ---- steps too large or too small for the parameter
 
-# The limits are from the runs of studies/diagnoses.py and of that GPT, at lr from 3e-4 to 0.3: where the loss goes down
-# as it should, no step is above 0.1 of a matrix and none grows to 2.3 times its scale.
+# The limits are from the runs of tests/diagnostics/runs.py and of the GPT of docs/diagnostics.md, at lr from 3e-4 to 0.3:
+# where the loss goes down as it should, no step is above 0.1 of a matrix and none grows to 2.3 times its scale.
 OVERWRITTEN = 0.15  # of a matrix in one step
 GROWN = 2.0  # RMS(X) against its least; the first report may come when it has grown already
 OUTGROWN = 3.0  # RMS(X) against the matrix's scale
@@ -217,24 +215,30 @@ STILL = 1e-6  # relative change of absolute steps: a thousand of them are a thou
 
 
 def overwritten(p: Parameter) -> Hit | None:
-    """A step replaces a good part of a matrix, of the size that it had before such steps made it large.
+    """A step replaces a good part of a matrix.
 
     The step is αₜ, that of an update of RMS 1: after a few of these gradients may vanish, and the real steps with them.
     """
     if not p.large_matrix or not p.stepped:
         return None
-    size = max(p.scale, min(p.values("rms_parameter")))
-    moves = [alpha / size for alpha in p.values("step_size")]
+    sizes = [max(p.scale, size) for size in p.values("rms_parameter")]
+    alphas = p.values("step_size")
+    moves = [alpha / size for alpha, size in zip(alphas, sizes, strict=True)]
+    what = "A step changes much of the parameter: what it has learnt is overwritten within a few steps."
+    if p.settings.relative:
+        change = "Lower lr: with relative steps it is the share of the parameter that a step changes, 1e-2 by default."
+    else:
+        change = "Lower lr, by ten for a start; or the defaults (relative=True, lr=1e-2), whose steps are at most a "
+        change += "hundredth of the parameter."
+        # absolute steps may have made the parameter so large by now that they look small
+        least = min(sizes)
+        if max(moves) <= OVERWRITTEN < max(alphas) / least:
+            figure = f"steps of {max(alphas):.2g} have made RMS(X) {max(sizes):.2g}, from {least:.2g}"
+            return Hit(what, figure, change, certainty=p.certainty(len(alphas)), weight=max(alphas) / least)
     large = sum(move > OVERWRITTEN for move in moves)
     if not large:
         return None
-    what = "A step changes much of the parameter: what it has learnt is overwritten within a few steps."
     figure = f"a step changes {max(moves):.0%} of the parameter, more than {OVERWRITTEN:.0%} {p.seen(large)}"
-    change = (
-        "Lower lr: with relative steps it is the share of the parameter that a step changes, 1e-2 by default."
-        if p.settings.relative
-        else "Lower lr, by ten for a start, or use relative=True, whose steps are at most 1e-2 of the parameter."
-    )
     return Hit(what, figure, change, certainty=p.certainty(large), weight=max(moves))
 
 
@@ -274,8 +278,6 @@ def hardly_moves(p: Parameter) -> Hit | None:
 
 def _slow(p: Parameter) -> bool:
     """Was lr, and not its decay with time, too small for a matrix to move in all reports?"""
-    if not p.known:
-        return False
     if not p.settings.relative:
         return max(p.values("relative_change")) < STILL
     return max(_rates(p)) < min(SLOW, 0.9 / math.sqrt(max(1, p.t)))
@@ -293,7 +295,7 @@ def _rates(p: Parameter) -> list[float]:
 def on_the_floor(p: Parameter) -> Hit | None:
     """The step of a matrix is ε₂·ρₜ and not RMS(X)·ρₜ. Vectors that start at zero are meant to be there for long."""
     size, alpha, eps2 = p.median("rms_parameter"), p.median("step_size"), p.settings.eps[1]
-    if not p.known or not p.settings.relative or not p.large_matrix or not (size < eps2 and alpha > 0):
+    if not p.settings.relative or not p.large_matrix or not (size < eps2 and alpha > 0):
         return None
     what = "RMS(X) is below eps[1], so that the step is eps[1] * lr: fixed, and slow for a matrix that starts at zero."
     figure = f"RMS(X) {size:.1e}, below eps[1]={eps2:g}; step size {alpha:.1e}, so that {eps2 / alpha:.0f} steps in "
@@ -305,11 +307,12 @@ def on_the_floor(p: Parameter) -> Hit | None:
     return Hit(what, figure, change, "note", p.certainty(len(p.stepped)), -size)
 
 
+# causes before what comes of them, since findings are shown in this order
 RULES: dict[str, Callable[[Parameter], Hit | None]] = {
     rule.__name__.replace("_", " "): rule
     for rule in (
-        *(not_finite, unused, zero_gradient, no_step_size, lost_to_rounding, out_of_date, poor_fit, too_small),
-        *(overwritten, growing, hardly_moves, always_clipped, on_the_floor, never_forgets),
+        *(unused, no_step_size, overwritten, hardly_moves, lost_to_rounding, never_forgets, poor_fit, out_of_date),
+        *(not_finite, growing, zero_gradient, too_small, on_the_floor, always_clipped),
     )
 }
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from adafactor.core.record import Record
-from adafactor.core.settings import Settings
-from adafactor.diagnostics.report import About, Report
+from adafactor.core.report import Report
 
 LARGE = 64  # elements; RMS(U) of a smaller tensor is the mean of too few to say much (§5: "a large weight matrix")
 
@@ -16,26 +15,23 @@ LARGE = 64  # elements; RMS(U) of a smaller tensor is the mean of too few to say
 class Parameter:
     """One parameter through all reports: its records, with `stepped` those that the metrics are read from."""
 
-    def __init__(self, records: list[Record], t: int, about: About | None, everyone: list[Parameter]) -> None:
-        """Take what is known of it: its records, the step of the last one, and all parameters, it among them."""
+    def __init__(self, records: list[Record], t: int, everyone: list[Parameter]) -> None:
+        """Take its records, the step of the last one, and all parameters, it among them."""
         self.records, self.t, self.everyone = records, t, everyone
-        self.name, self.shape = records[-1].name, records[-1].shape
+        last = records[-1]
+        self.name, self.shape, self.settings = last.name, last.shape, last.settings
+        self.dtype, self.trainable = str(last.dtype).removeprefix("torch."), last.trainable
         self.count = math.prod(self.shape)
         # its metrics are means of enough elements; tensors of more axes are matrices, too
         self.large_matrix = len(self.shape) > 1 and self.count >= LARGE
         # The RMS of a matrix whose outputs are as large as its inputs, for as many inputs as its smaller side has.
         # A matrix that starts at zero is measured by this: whatever it does is much of itself.
         self.scale = math.sqrt(max(self.shape) / self.count) if self.large_matrix else math.nan
-        # records of a time without steps repeat old metrics; a single one may
-        alone = len(records) == 1
-        self.stepped = [r for r in records if r.steps or (alone and not math.isnan(r.rms_update))]
+        self.stepped = [record for record in records if record.steps]  # records of a time without steps repeat old ones
         # the last quarter, at least two: all of them have a fault that began in the middle of a run
         self.latest = self.stepped[-max(2, math.ceil(len(self.stepped) / 4)) :]
         self.taken = sum(record.steps for record in records)  # steps in all reports
-        self.known = about is not None  # else only the records are, and what follows are defaults
-        self.dtype, self.trainable = (about.dtype, about.trainable) if about else ("", False)
-        self.settings = about.settings if about else Settings()
-        self.clipped = self.known and self.settings.clip is not None
+        self.clipped = self.settings.clip is not None
         # U is made of an average of gradients, so that its RMS is below 1 by right
         self.averaged = bool(self.settings.beta1) and self.settings.momentum_of == "gradient"
 
@@ -63,13 +59,10 @@ def group_by_parameter(reports: Iterable[Report]) -> list[Parameter]:
     """Turn the reports round: each parameter with all its records."""
     records: dict[str, list[Record]] = {}
     last: dict[str, int] = {}
-    about: dict[str, About] = {}
     for report in reports:
-        about.update(report.about)
-        for record in report.records:
+        for record in report:
             records.setdefault(record.name, []).append(record)
             last[record.name] = report.step
     everyone: list[Parameter] = []
-    for name in records:
-        everyone.append(Parameter(records[name], last[name], about.get(name), everyone))
+    everyone += [Parameter(records[name], last[name], everyone) for name in records]
     return everyone

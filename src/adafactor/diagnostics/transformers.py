@@ -6,22 +6,22 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from adafactor.diagnostics.report import Sink, Watch, check_every, check_sinks
+from adafactor.diagnostics.watch import Sink, Watch, check_every, check_sinks
 
 
 class ReportCallback(TrainerCallback):
     """Takes a report after every so many steps of a `Trainer`, and a last one at the end. Of several processes, one.
 
     Args:
-        sinks: `History`, `Live`, `to_tensorboard(writer)`, `to_callback(wandb.log)`, or any function of a `Report`.
+        sinks: functions of a `Report`, such as `reports.append` or `to_callback(wandb.log)`.
         every: optimizer steps from report to report.
 
     Example:
-        >>> trainer = Trainer(..., callbacks=[ReportCallback(history, to_callback(wandb.log), every=50)])
+        >>> trainer = Trainer(..., callbacks=[ReportCallback(reports.append, to_callback(wandb.log), every=50)])
     """
 
     def __init__(self, *sinks: Sink, every: int = 100) -> None:
-        """Wrong arguments are told here and not after the model is loaded."""
+        """Check the arguments here, and not after the model is loaded."""
         self.sinks, self.every = check_sinks(sinks), check_every(every)
         self._watch: Watch | None = None
 

@@ -1,17 +1,12 @@
-"""Small runs whose faults are known, and healthy ones: which of them `diagnose` finds; docs/diagnostics.md.
-
-python -m studies.diagnoses                    # every run with the seeds of the score, into the page: minutes
-python -m studies.diagnoses --seeds 0 1 2 3    # the seeds with which the limits in rules.py were chosen: printed only
-"""
+"""Small runs whose faults are known, and healthy ones."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +16,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from adafactor import Adafactor, schedules
-from adafactor.diagnostics import Finding, History, Watch, diagnose
-from lab.files import put_between
+from adafactor.diagnostics import Finding, Report, Watch, diagnose
 
-PAGE = Path(__file__).parents[1] / "docs" / "diagnostics.md"
-MARKS = ("<!-- from studies/diagnoses.py -->\n", "<!-- end -->\n")
-SEEDS = (200, 201, 202)  # of the score; the limits were chosen with 0 to 3 and 100 to 102
 TEXT = torch.tensor(list(Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_bytes())).clamp(max=127)
 ABSOLUTE: dict[str, Any] = {"relative": False, "lr_decay": None}
+
+
+Train = Callable[[int], list[Report]]  # a run with a given seed
 
 
 class Language(nn.Module):
@@ -154,13 +148,13 @@ def run(
     loss: Callable[[int], Tensor],
     steps: int = 40,
     every: int = 4,
-    history: History | None = None,
+    reports: list[Report] | None = None,
     scheduler: Any = None,
     spoil: Callable[[int], None] | None = None,
-) -> History:
+) -> list[Report]:
     """Train, with a report every so many steps; `spoil` is called between backward and step."""
-    history = History() if history is None else history
-    with Watch(optimizer, history, every=every) as watch:
+    reports = [] if reports is None else reports
+    with Watch(optimizer, reports.append, every=every) as watch:
         for t in range(steps):
             optimizer.zero_grad()
             watch.add_loss(value := loss(t))
@@ -170,13 +164,7 @@ def run(
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
-    return history
-
-
-def language(steps: int = 40, dtype: torch.dtype = torch.float32, seed: int = 0, **keywords: Any) -> History:
-    """Train the Transformer."""
-    model = Language(dtype, seed)
-    return run(Adafactor(model.named_parameters(), backend="eager", **keywords), model.loss, steps)
+    return reports
 
 
 def kinds(findings: Iterable[Finding]) -> set[str]:
@@ -189,7 +177,7 @@ class Case:
     """A run of a given seed, with what is wrong with it."""
 
     name: str
-    train: Callable[[int], History]
+    train: Train
     fault: str | None = None  # what `diagnose` has to find; None for a healthy run
     also: frozenset[str] = frozenset()  # what is true of it, too
     long: bool = False  # seconds, not tenths
@@ -205,28 +193,15 @@ class Case:
         return kinds(findings) - {self.fault} - self.also
 
 
-Result = tuple[Case, int, list[Finding]]  # a run, its seed, and what is found
-
-
-@dataclass
-class Score:
-    """Of one rule, over all runs and seeds."""
-
-    runs: dict[str, None] = field(default_factory=dict)  # that have the fault, in order
-    found: int = 0
-    missed: int = 0
-    false: int = 0
-
-
 def _generator(batch: int, seed: int) -> torch.Generator:
     """Batches of different seeds have nothing in common."""
     return torch.Generator().manual_seed(1_000_003 * seed + batch + 2)
 
 
-def _language(steps: int = 40, rate: Callable[[int], float] | None = None, **given: Any) -> Callable[[int], History]:
+def _language(steps: int = 40, rate: Callable[[int], float] | None = None, **given: Any) -> Train:
     """The Transformer, with lr times `rate(t)`."""
 
-    def train(seed: int) -> History:
+    def train(seed: int) -> list[Report]:
         keywords = dict(given)
         model = Language(keywords.pop("dtype", torch.float32), seed)
         optimizer = Adafactor(model.named_parameters(), backend="eager", **keywords)
@@ -242,10 +217,10 @@ def _perceptron(
     change: Callable[[Perceptron], object] = lambda model: None,
     spoil: Callable[[int, Perceptron], None] = lambda t, model: None,
     **keywords: Any,
-) -> Callable[[int], History]:
+) -> Train:
     """The regression with its loss times `factor(t)`, a model that is changed first, and gradients that are spoilt."""
 
-    def train(seed: int) -> History:
+    def train(seed: int) -> list[Report]:
         model = Perceptron(seed)
         fit = regression(model, seed)
         change(model)
@@ -256,29 +231,29 @@ def _perceptron(
     return train
 
 
-def _of(make: Callable[[int], nn.Module], **keywords: Any) -> Callable[[int], History]:
+def _of(make: Callable[[int], nn.Module], **keywords: Any) -> Train:
     """The regression with another model."""
 
-    def train(seed: int) -> History:
+    def train(seed: int) -> list[Report]:
         model = make(seed)
         return run(Adafactor(model.named_parameters(), backend="eager", **keywords), regression(model, seed))
 
     return train
 
 
-def _images(seed: int) -> History:
+def _images(seed: int) -> list[Report]:
     model = Images(seed)
     return run(Adafactor(model.named_parameters(), backend="eager"), model.loss)
 
 
-def _blocks(seed: int) -> History:
+def _blocks(seed: int) -> list[Report]:
     torch.manual_seed(seed)
     layer = nn.Linear(16, 16, bias=False)
     optimizer = Adafactor(layer.named_parameters(), clip=None, lr=3e-3, backend="eager")
     return run(optimizer, block_diagonal(layer, seed), steps=20)
 
 
-def _noise(seed: int) -> History:
+def _noise(seed: int) -> list[Report]:
     """Random answers: there is nothing to learn, and the figures of an optimizer cannot know."""
     model = Perceptron(seed)
 
@@ -290,7 +265,7 @@ def _noise(seed: int) -> History:
     return run(Adafactor(model.named_parameters(), backend="eager"), loss)
 
 
-def _tuned(seed: int) -> History:
+def _tuned(seed: int) -> list[Report]:
     """Trained for 300 steps, then from there for the same task as documents advise."""
     model = Perceptron(seed)
     fit = regression(model, seed)
@@ -365,55 +340,3 @@ CASES = [
     Case("LoRA with absolute lr=3e-3", _of(LowRank, lr=3e-3, **ABSOLUTE)),
     Case("a frozen layer", _perceptron(change=lambda model: model[0].requires_grad_(False))),
 ]  # fmt: skip
-
-
-def score(cases: Sequence[Case] = CASES, seeds: Sequence[int] = SEEDS) -> Iterator[Result]:
-    """Run them all."""
-    for case in cases:
-        for seed in seeds:
-            yield case, seed, case.findings(seed)
-
-
-def table(results: Iterable[Result]) -> str:
-    """Tabulate the rules that were wrong somewhere, one by one, and all others together."""
-    scores: dict[str, Score] = {}
-    healthy, spoilt = 0, 0
-    for case, _, findings in results:
-        found, false = case.fault in kinds(findings), case.false(findings)
-        if case.fault is None:
-            healthy, spoilt = healthy + 1, spoilt + bool(false)
-        else:
-            line = scores.setdefault(case.fault, Score())
-            line.runs[case.name] = None
-            line.found, line.missed = line.found + found, line.missed + (not found)
-        for kind in false:
-            scores.setdefault(kind, Score()).false += 1
-    exact = [line for line in scores.values() if not line.missed + line.false]
-    rest = Score(dict.fromkeys(name for line in exact for name in line.runs), sum(line.found for line in exact))
-    lines = ["| finding | runs that have it | found | missed | false alarms |", "|---|---|---|---|---|"]
-    for kind, line in scores.items():
-        if line.missed + line.false:
-            lines.append(f"| `{kind}` | {'; '.join(line.runs)} | {line.found} | {line.missed} | {line.false} |")
-    lines.append(f"| the {len(exact)} others | {len(rest.runs)} kinds | {rest.found} | 0 | 0 |")
-    names = "; ".join(case.name for case in CASES if case.fault is None)
-    return "\n".join([*lines, f"| nothing | {names} | {healthy - spoilt} | | {spoilt} |"])
-
-
-def main() -> None:
-    """Write the table into the page, or print that of other seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    seeds = tuple(parser.parse_args().seeds)
-    results = []
-    for result in score(seeds=seeds):
-        results.append(result)
-        case, seed, findings = result
-        print(f"{case.name}, seed {seed}: {', '.join(sorted(kinds(findings))) or 'nothing'}", flush=True)
-    if seeds == SEEDS:
-        put_between(PAGE, *MARKS, table(results) + "\n")
-    else:
-        print(table(results))
-
-
-if __name__ == "__main__":
-    main()
