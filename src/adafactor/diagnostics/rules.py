@@ -205,7 +205,7 @@ def _fresher(p: Parameter) -> str:
 
 # ---- steps too large or too small for the parameter
 
-# The limits are from the runs of tests/diagnostics/runs.py and of the GPT of docs/diagnostics.md, at lr from 3e-4 to 0.3:
+# The limits are from tests/diagnostics/runs.py and from the GPT of docs/diagnostics.md, at lr from 3e-4 to 0.3:
 # where the loss goes down as it should, no step is above 0.1 of a matrix and none grows to 2.3 times its scale.
 OVERWRITTEN = 0.15  # of a matrix in one step
 GROWN = 2.0  # RMS(X) against its least; the first report may come when it has grown already
