@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo reproduce quick test test-all test-sweep lint docs bench matrix release clean
+.PHONY: demo reproduce quick test test-tools test-all lint docs bench matrix release clean
 
 demo: .venv/ready
 	$(BIN)/python -m lab demo
@@ -12,22 +12,29 @@ demo: .venv/ready
 reproduce: .venv/ready
 	$(BIN)/python -m lab reproduce
 
-# While you work: the oracle, the paper and any gradient at all, in plain torch alone. About a minute.
+# Two tests at once, each with one of torch's threads.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+TOOLS := tests/tools tests/lab
+
+# While you work: the oracle, the paper and any gradient at all, in plain torch alone. About half a minute.
 QUICK := $(addprefix tests/step/test_,$(addsuffix .py,oracle paper tensors nonfinite arguments))
 
 quick: .venv/ready
-	$(BIN)/python -m pytest --only-backend eager $(QUICK)
+	$(PYTEST) --only-backend eager $(QUICK)
 
+# The optimizer: its steps on every backend, sharded and inside backward, its state, and each tool once.
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow" $(addprefix --ignore=,$(TOOLS))
 
-# 40 to 60 minutes with FUZZ_SECONDS=60, which is how long the slow fuzz runs.
+# The tools and the lab at length, the benchmarks, the site and the release.
+test-tools: .venv/ready
+	$(PYTEST) -m "not slow" $(TOOLS)
+
+# Both, what is slow, other people's trainers and optimizers, and the GPU kernels compiled for cards: about an hour with
+# FUZZ_SECONDS=60, which is how long the slow fuzz runs.
 test-all: .venv/ready .venv/integrations .venv/trainers .venv/bench
-	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m pytest -m "not sweep"
-
-# Every variant of every Triton kernel: compiled for six cards, interpreted at length. Hours.
-test-sweep: .venv/ready
-	$(BIN)/python -m pytest -m sweep
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(PYTEST)
+	TRITON_INTERPRET=0 $(PYTEST) tests/kernels/test_triton_compiled.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

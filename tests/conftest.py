@@ -1,5 +1,6 @@
 """One Hypothesis profile for all (the machines that run this are shared, so no deadlines), and what tests share."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,13 +8,24 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import inside
+from tests import inside, interpreter
 
-settings.register_profile("house", deadline=None, max_examples=4 if inside.INTERPRETED else 40, derandomize=True)
+settings.register_profile("house", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("house")
 
 NAMES = {*inside.BACKENDS, "auto"}
-FEW = 1  # cases of a test that Triton's interpreter runs every time
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread of torch's, in this process and in those that it starts: as many tests run at once as there are cores.
+
+    A crash in native code says where each thread was: pytest does that here, the environment in a child process.
+    """
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+    if interpreter.IS_THERE:
+        interpreter.make_quick()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,13 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` leaves out what is slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the other backends.
-
-    Triton's interpreter takes milliseconds where others take microseconds. What has run without it is left out, too. Of
-    the many cases of a test all but a few are slow ones, and so are all that are marked with `many_steps`.
-    """
+    """Leave out the other backends."""
     only = config.getoption("--only-backend")
-    others, cases = set(), dict[str, list[pytest.Item]]()
+    others = set()
     for item in items:
         spec: Any = getattr(item, "callspec", None)
         values = list(spec.params.values()) if spec else []
@@ -37,15 +45,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = {value for value in values if isinstance(value, str) and value in NAMES}
         if only and names - {only}:
             others.add(item)
-        if inside.INTERPRETED and "interpreted" not in item.path.parts:
-            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
-            if not names:
-                others.add(item)
-    for same in cases.values():
-        few = {same[i * len(same) // FEW] for i in range(FEW)}
-        for item in same:
-            if item not in few or item.get_closest_marker("many_steps"):
-                item.add_marker("slow")
     config.hook.pytest_deselected(items=list(others))
     items[:] = [item for item in items if item not in others]
 
@@ -54,8 +53,6 @@ def stand_for(patch: pytest.MonkeyPatch, name: str) -> None:
     """Let `backend="auto"` be this one."""
     if name == "eager":
         inside.let_auto_take_eager(patch)
-    if name == "triton":
-        inside.let_auto_take_triton(patch)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,20 +88,3 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Non
     yield lambda size: inside.cut_into_units(monkeypatch, size)
     monkeypatch.undo()
     inside.forget_walk_orders()
-
-
-if inside.INTERPRETED:
-    import numpy as np
-
-    @pytest.fixture(autouse=True)
-    def interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Triton's interpreter, made quick: most of its time is spent before functions that a kernel calls begin."""
-        from triton.runtime import interpreter
-
-        from tests.interpreted.quick import patch_once
-
-        monkeypatch.setattr(interpreter, "_patch_lang", patch_once(interpreter._patch_lang))
-        if "interpreted" not in request.path.parts:
-            inside.skip_what_triton_refuses(monkeypatch)
-        with np.errstate(all="ignore"):  # it computes with NumPy, which would warn of every infinity
-            yield

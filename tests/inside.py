@@ -5,7 +5,6 @@ Compiled code is imported where it is needed: `conftest` imports this, and a tes
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -15,32 +14,10 @@ from adafactor import Adafactor, kernels
 from adafactor.core import bucket, sums
 from adafactor.kernels import memory_order as memory_order
 
-# The backends that every test of a step runs on. Triton's kernels become interpreted ones when they are imported, if at
-# all: so a process has either Triton's interpreter or the others, and `tests/kernels/test_triton.py` starts its own.
 BACKENDS = ("eager", "cpu", "triton")
 COMPILED = BACKENDS[1:]  # asked for by name, they may refuse what eager PyTorch can step
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-HERE = BACKENDS[2:] if INTERPRETED else BACKENDS[:2]
-AND_AUTO = HERE if INTERPRETED else (*HERE, "auto")
-
-
-def let_auto_take_triton(patch: pytest.MonkeyPatch) -> None:
-    """Let `backend="auto"` stand for Triton's interpreter."""
-    patch.setattr(kernels, "AUTO", {"cpu": "triton"})
-
-
-def skip_what_triton_refuses(patch: pytest.MonkeyPatch) -> None:
-    """Skip a test with what is in the way, where Triton cannot step a parameter; let it not test the card first."""
-    from adafactor.kernels import triton
-
-    ask = triton.why_not
-
-    def why_not(parameter: Any) -> None:
-        if reason := ask(parameter):
-            pytest.skip(f"triton: {reason}")
-
-    patch.setattr(triton, "why_not", why_not)
-    patch.setattr("adafactor.optimizer._doubt", lambda backend, parameter: None)
+HERE = BACKENDS[:2]  # the quick ones: Triton's interpreter takes milliseconds where others take microseconds
+AND_AUTO = (*HERE, "auto")
 
 
 def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from adafactor import Adafactor
-from tests import inside
-from tests.attack import reference
-from tests.attack.reference import Outcome, Values
+from tests import inside, reference
+from tests.reference import Outcome, Values
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}  # of the reference, which keeps statistics of its own
 REPAIRED = 1e-5  # of a step after a change of X that nothing announced

@@ -100,7 +100,6 @@ SPOILT_WITH = [(m, s) for m in MOMENTUM for s in SPOILT if m != "momentum of the
 
 @pytest.mark.parametrize(("momentum", "spoil"), SPOILT_WITH)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.many_steps
 def test_a_rolled_back_tensor_of_any_size_takes_the_oracles_steps(
     shape: tuple[int, ...], spoil: str, momentum: str, backend: str
 ) -> None:
@@ -110,7 +109,6 @@ def test_a_rolled_back_tensor_of_any_size_takes_the_oracles_steps(
     spoil_and_repair(Walk(random(shape, 9), row, backend), spoil, in_place)
 
 
-@pytest.mark.many_steps
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_a_rolled_back_float64_tensor_takes_the_oracles_steps(spoil: str, backend: str) -> None:
     spoil_and_repair(Walk(random((300, 70), 9, torch.float64), PLAIN, backend), spoil, in_place)
@@ -125,7 +123,6 @@ def test_weights_that_shrink_or_grow_before_every_step_are_measured_anew(factor:
 
 
 @pytest.mark.parametrize("hot_steps", [5, 20])
-@pytest.mark.many_steps
 def test_a_run_whose_learning_rate_was_too_high_goes_on_from_the_weights_before(hot_steps: int, backend: str) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)]
@@ -166,7 +163,6 @@ def swap_and_swap_back(p: nn.Parameter) -> None:
     in_place(p, kept)
 
 
-@pytest.mark.many_steps
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(16, 12), (40,), (8, 6, 3, 3)], ids=str)
 @pytest.mark.parametrize("write", [clamp, swap_and_swap_back], ids=lambda write: str(write.__name__))

@@ -19,8 +19,8 @@ from torch.nn import Parameter
 
 from adafactor import step_in_backward
 from tests import inside
-from tests.attack.reference import MOMENTUM_OF
 from tests.attack.rig import Rig
+from tests.reference import MOMENTUM_OF
 
 SHAPES = [(6, 5), (7,), (), (3, 4, 5), (40, 33), (5, 6)]
 MOST = 8  # parameters
@@ -320,7 +320,6 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("backend", inside.AND_AUTO)
-@pytest.mark.many_steps
 def test_whatever_happens_between_steps_the_next_step_is_right(backend: str) -> None:
     play(backend, examples=25, steps=25)
 

@@ -54,7 +54,6 @@ def patterns() -> list[list[str]]:
 @SKIPPED
 @pytest.mark.parametrize("pattern", patterns(), ids=["comes and goes", "goes bad", "mostly", "as often"])
 @pytest.mark.parametrize("every", [1, 3, 100])
-@pytest.mark.many_steps
 def test_every_step_and_every_skip_is_counted(pattern: list[str], every: int, backend: str) -> None:
     counted, told, last = run(backend, pattern, every)
     assert told == counted

@@ -12,7 +12,7 @@ from adafactor import Adafactor
 from tests import inside
 from tests.attack.helpers import random
 
-pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.many_steps]
+pytestmark = [pytest.mark.usefixtures("threads")]
 DTYPES = [torch.float32, torch.float64]
 COUNTS = (1, 2, 3, 4, 8)
 THIN: list[tuple[tuple[int, ...], str | bool]] = [

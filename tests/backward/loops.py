@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adafactor import Adafactor, step_in_backward
-from tests import inside
 from tests.integrations.exact import assert_same, copy_of
 
-STEPS = 2 if inside.INTERPRETED else 4
+STEPS = 4
 
 
 GONE = r"the gradient of \S+ is gone: step_in_backward"

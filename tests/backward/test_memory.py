@@ -47,7 +47,6 @@ class Gauge:
 
 
 @pytest.mark.parametrize("keywords", [{}, {"max_norm": 1.0}], ids=str)
-@pytest.mark.many_steps
 def test_gradients_do_not_add_up_during_backward(keywords: dict[str, Any], backend: str) -> None:
     width, depth = 64, 12
 

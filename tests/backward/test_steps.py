@@ -45,7 +45,6 @@ def test_rounding_of_short_weights_is_that_of_the_ordinary_loop(rounding: str, b
     inside.attached().train().assert_equal(ordinary.train())
 
 
-@pytest.mark.many_steps
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_gradients_of_several_micro_batches_are_kept_until_the_last(batches: int, backend: str) -> None:
     ordinary, inside = Run(beta1=0.9), Run(beta1=0.9).attached(accumulate=batches)
@@ -145,7 +144,6 @@ def test_a_group_that_is_added_later_joins_in() -> None:
     assert inside.optimizer.state[inside.model.gain]["step"] == 3
 
 
-@pytest.mark.many_steps
 def test_a_model_may_be_converted_while_it_is_attached(backend: str) -> None:
     def train(attach: bool) -> Run:
         run = Run()
@@ -195,7 +193,6 @@ def test_the_closure_form_steps_inside_the_closures_backward() -> None:
 
 
 @pytest.mark.parametrize("keywords", [{}, {"max_norm": 0.5}], ids=str)
-@pytest.mark.many_steps
 def test_a_resumed_run_ends_on_the_same_bits(keywords: dict[str, Any], backend: str) -> None:
     whole = Run(torch.bfloat16, beta1=0.9, rounding="stochastic").attached(**keywords).train(range(3))
     file = io.BytesIO()
@@ -257,7 +254,6 @@ def test_a_parameter_shared_by_reentrant_checkpoints_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
-@pytest.mark.many_steps
 def test_it_works_from_the_threads_that_autograd_uses_for_deep_recursion(backend: str) -> None:
     depth, threads = 70, set()  # beyond 60 levels autograd goes on in threads of a pool
 

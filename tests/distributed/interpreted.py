@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
-from triton.runtime import interpreter
 
+from tests import interpreter
 from tests.distributed import faults, placements
-from tests.interpreted.quick import patch_once
 
 CASES = [
     ((7, 12), (Shard(0),)),
@@ -38,7 +37,7 @@ KEYWORDS = ["Algorithm 6", "gradient momentum", "row P", "row B", "row mean", "c
 
 def checks() -> Iterator[tuple[str, Any]]:
     """The errors of each, by keywords."""
-    interpreter._patch_lang = patch_once(interpreter._patch_lang)
+    interpreter.make_quick()
     placements.STEPS = 2
     names = list(KEYWORDS[:2]) if os.environ.get("FAST") == "1" else KEYWORDS
     mesh = placements.meshes()["2"]

@@ -1,16 +1,13 @@
-"""Triton's kernels in its interpreter, on a CPU: `tests/kernels/test_triton.py` runs this folder in its own process.
-
-To run a file by hand: TRITON_INTERPRET=1 python -m pytest tests/interpreted/test_bits.py
-"""
+"""Triton's kernels in its interpreter, on a CPU."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from tests import inside
+from tests import interpreter
 
-collect_ignore_glob = [] if inside.INTERPRETED else ["test_*.py"]
+collect_ignore_glob = [] if interpreter.IS_THERE else ["test_*.py"]
 
 
 @pytest.fixture(params=["in order", "backwards", "shuffled"])

@@ -20,8 +20,10 @@ from adafactor.core import momentum as core  # noqa: E402
 from adafactor.core.rounding import keys, random_words, roots  # noqa: E402
 from adafactor.kernels import cpu  # noqa: E402
 from adafactor.kernels.cpu.native import jobs, lines, momentum  # noqa: E402
-from tests import inside  # noqa: E402
-from tests.attack import reference  # noqa: E402
+from tests import (
+    inside,  # noqa: E402
+    reference,  # noqa: E402
+)
 
 # as the loops are: arrays are nobody's to free
 unmanaged: Callable[[Callable[..., None]], Callable[..., None]] = njit(_nrt=False)  # type: ignore[call-overload]

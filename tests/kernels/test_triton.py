@@ -1,25 +1,14 @@
-"""The Triton backend: its tests in the interpreter, which need a process of their own, and what needs none."""
+"""The Triton backend, in its interpreter and without."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-from adafactor import Adafactor
+from tests.attack.helpers import run_python
 from tests.distributed.launch import found
-from tests.kernels import interpreter, needs
+from tests.kernels import needs
 
 needs.triton()
-
-
-def test_in_the_interpreter() -> None:
-    interpreter.finish(interpreter.RUNNING[0])
-
-
-@pytest.mark.slow
-@pytest.mark.sweep
-def test_in_the_interpreter_at_length() -> None:
-    interpreter.finish(interpreter.start("slow"))
 
 
 @pytest.mark.parametrize("fast", ["1", pytest.param("0", marks=pytest.mark.slow)])
@@ -37,8 +26,8 @@ def test_sharded_in_the_interpreter(fast: str) -> None:
 
 
 def test_without_the_interpreter_a_tensor_on_a_cpu_is_refused_by_name() -> None:
-    p = torch.ones(4, 3, requires_grad=True)
-    optimizer = Adafactor([("weight", p)], backend="triton")
-    p.grad = torch.ones(4, 3)
-    with pytest.raises(ValueError, match="cannot step weight.*it is on cpu"):
-        optimizer.step()
+    code = "import torch, adafactor; p = torch.ones(4, 3, requires_grad=True); p.grad = torch.ones(4, 3)\n"
+    code += "adafactor.Adafactor([('weight', p)], backend='triton').step()"
+    assert (
+        "cannot step weight" in (said := run_python("-c", code, TRITON_INTERPRET="0").stderr) and "it is on cpu" in said
+    )

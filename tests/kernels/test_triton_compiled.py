@@ -43,14 +43,14 @@ SPILLED = 0 if VERSION >= (3, 9) else 160
 
 
 def cases() -> list[ParameterSet]:
-    """Return some for `make test`, the same on other cards for `make test-all`, the rest for `make test-sweep`."""
+    """Return some for `make test`, the same on other cards for `make test-all`, the rest are slow, too."""
     some = {variant.name for variant in variants(SOME)}
     found = []
     for target in TARGETS:
         for variant in variants(kinds()):
             marks = [pytest.mark.slow] if target != "sm_90" else []
             if variant.name not in some:
-                marks = [pytest.mark.slow, pytest.mark.sweep]
+                marks = [pytest.mark.slow]
             found.append(pytest.param(variant, target, id=f"{target}-{variant.name}", marks=marks))
     return found
 

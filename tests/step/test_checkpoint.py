@@ -40,7 +40,6 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("stepped", [False, True], ids=["fresh", "after a step of its own"])
-@pytest.mark.many_steps
 def test_a_loaded_run_continues_bit_for_bit(
     keywords: dict[str, object], dtype: torch.dtype, stepped: bool, tmp_path: Path
 ) -> None:

@@ -18,8 +18,7 @@ from torch.nn import Parameter
 from adafactor import Adafactor
 from adafactor.core.momentum import BLOCK, SMALLEST, Blocks, decode, encode, to_bfloat16
 from adafactor.core.rounding import keys, random_words, roots
-from tests import inside
-from tests.attack import reference
+from tests import inside, reference
 from tests.attack.test_fuzz import difference
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -54,7 +53,7 @@ def train(optimizer: Adafactor, first: int, last: int) -> None:
 def test_every_step_is_the_oracles_and_the_momentum_is_rounded_to_a_neighbour(
     format: str, of: str, dtype: torch.dtype
 ) -> None:
-    shapes = SHAPES[::3] if inside.INTERPRETED else SHAPES
+    shapes = SHAPES
     for rounding, stored in (("stochastic", "stochastic"), ("nearest", "nearest"), ("stochastic", "kahan")):
         params = parameters(dtype, shapes)
         keywords: dict[str, Any] = {
@@ -65,7 +64,7 @@ def test_every_step_is_the_oracles_and_the_momentum_is_rounded_to_a_neighbour(
         }
         optimizer = Adafactor(params, beta1=0.9, momentum_of=of, momentum_dtype=format, **keywords)
         (group,) = optimizer.param_groups
-        for t in range(1, 3 if inside.INTERPRETED else 5):
+        for t in range(1, 5):
             set_gradients(params, t)
             before = [(reference.exact(p), reference.values(optimizer.state[p])) for p in params]
             optimizer.step()
@@ -142,7 +141,7 @@ def test_zeros_and_blocks_too_small_for_a_scale_stay_zeros() -> None:
 @FORMATS
 def test_an_average_too_small_for_the_format_is_right_in_the_mean(format: str) -> None:
     """A momentum of 1/2 on its way to 1, by a hundredth of a unit of its format a step; to nearest it stands still."""
-    steps, moved = 3 if inside.INTERPRETED else 60, {}
+    steps, moved = 60, {}
     for rounding in ("stochastic", "nearest"):
         p = Parameter(torch.zeros(32, 128))
         optimizer = Adafactor(
@@ -162,7 +161,7 @@ def test_an_average_too_small_for_the_format_is_right_in_the_mean(format: str) -
             optimizer.step()
         moved[rounding] = reference.values(state)["momentum"][:, 1:].mean() - start
     assert abs(moved["nearest"]) < 1e-7
-    assert abs(moved["stochastic"] / ((1 - start) * (1 - 0.9999**steps)) - 1) < (0.5 if inside.INTERPRETED else 0.15)
+    assert abs(moved["stochastic"] / ((1 - start) * (1 - 0.9999**steps)) - 1) < 0.15
 
 
 @AVERAGED

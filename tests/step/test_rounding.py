@@ -169,7 +169,6 @@ def descend(dtype: torch.dtype, rounding: str, steps: int, size: float, shape: t
 
 
 @SHORT
-@pytest.mark.many_steps
 def test_updates_far_below_half_a_unit_move_the_weight_by_their_sum(dtype: torch.dtype) -> None:
     steps, size = 200, torch.finfo(dtype).eps / 64  # a unit below 1 is eps / 2
     assert (descend(dtype, "nearest", steps, size) == 1).all()
@@ -195,7 +194,6 @@ def path_of_the_mean(dtype: torch.dtype, like: torch.dtype, rounding: str, keywo
 @EVERY
 @SHORT
 @pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"factored": False, "weight_decay": 0.1}], ids=str)
-@pytest.mark.many_steps
 def test_the_mean_follows_the_float32_run_where_nearest_does_not(
     rounding: str, dtype: torch.dtype, keywords: dict[str, Any]
 ) -> None:
@@ -247,7 +245,6 @@ def test_another_seed_rounds_otherwise_and_the_same_seed_does_not() -> None:
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
 
 
-@pytest.mark.many_steps
 def test_every_order_of_memory_rounds_the_same_element_alike() -> None:
     def run(order: tuple[int, ...], **keywords: Any) -> Tensor:
         shape = (6, 5, 4, 3)
@@ -268,7 +265,6 @@ def test_every_order_of_memory_rounds_the_same_element_alike() -> None:
 
 
 @EVERY
-@pytest.mark.many_steps
 def test_both_backends_and_any_number_of_threads_give_the_same_bits(
     rounding: str,
     threads: Callable[[int], None],

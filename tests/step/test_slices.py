@@ -78,7 +78,7 @@ def interleaved(x: Tensor) -> Tensor:
 def test_a_stack_steps_as_its_slices_would_alone(data: st.DataObject) -> None:
     one_of = st.sampled_from
     dtype = data.draw(one_of([torch.float32, torch.bfloat16, torch.float64]))
-    size, most = st.integers(1, 3 if inside.INTERPRETED else 5), 1 if inside.INTERPRETED else 3
+    size, most = st.integers(1, 5), 3
     shapes = data.draw(st.lists(st.lists(size, min_size=1, max_size=4).map(tuple), min_size=1, max_size=most))
     is_long = min(map(len, shapes)) > 2  # each slice has two axes to name
     keywords = {
@@ -95,7 +95,7 @@ def test_a_stack_steps_as_its_slices_would_alone(data: st.DataObject) -> None:
     }
     tensors = [normal(shape, i, dtype) for i, shape in enumerate(shapes)]
     # the slices lie between each other in memory, where Triton leaves some to eager PyTorch
-    is_interleaved = not inside.INTERPRETED and data.draw(st.booleans())
+    is_interleaved = data.draw(st.booleans())
     if is_interleaved:
         tensors = list(map(interleaved, tensors))
     grads: list[list[Tensor | None]] = []
@@ -142,7 +142,7 @@ def test_the_whole_is_not_the_sum_of_its_slices() -> None:
 
 def test_an_expert_without_tokens_is_not_damaged() -> None:
     row = replace(oracle.TABLE_2["O"], per_slice=True, weight_decay=0.5)
-    x, grads = start((3, 6, 4)), gradients((3, 6, 4), 9 if not inside.INTERPRETED else 4)
+    x, grads = start((3, 6, 4)), gradients((3, 6, 4), 9)
     for g in grads[1:-1]:
         g[1] = 0.0  # no tokens, between its first step and its last
     path = oracle.run(row, x, grads, schedules.without_warmup).x

@@ -12,7 +12,7 @@ from torch import Tensor
 from adafactor import Adafactor, schedules
 from adafactor.core.factoring import find_factoring, state_bytes
 from adafactor.core.sums import divide
-from tests import inside, oracle
+from tests import oracle
 from tests.compare import arguments, gradients, start, trained
 
 # the cpu backend leaves some orders of memory to eager PyTorch, and says so
@@ -71,7 +71,6 @@ def test_memory_layout_does_not_matter(
     torch.testing.assert_close(other, plain, rtol=4 * ulp, atol=4 * ulp * float(values.abs().max()))
 
 
-@pytest.mark.many_steps
 def test_channels_last_convolutions_match_the_oracle() -> None:
     x, grads = start((8, 6, 3, 3)), gradients((8, 6, 3, 3), 50)
     row = oracle.Row("outer", d=1.0, relative=True, multiplier=1.0, axes=(0, 1))
@@ -114,7 +113,6 @@ def test_low_precision_parameters_keep_float32_statistics_and_round_once(dtype: 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.many_steps
 def test_low_precision_statistics_follow_the_oracle_over_a_run(dtype: torch.dtype) -> None:
     grads = [torch.tensor(g).to(dtype) for g in gradients((9, 7), 50)]
     p = torch.tensor(start((9, 7))).to(dtype).requires_grad_()
@@ -168,7 +166,7 @@ def test_a_zero_initialised_parameter_escapes_zero() -> None:
 
 
 def test_many_rows_keep_their_digits() -> None:
-    n = 4_000 if inside.INTERPRETED else 1_000_000
+    n = 1_000_000
     g = (torch.rand(n, 3, generator=torch.Generator().manual_seed(0)) + 0.5).float()
     p = torch.ones(n, 3, requires_grad=True)
     optimizer = Adafactor([p])

@@ -60,7 +60,6 @@ def weights(net: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-@pytest.mark.many_steps
 def test_the_defaults_train() -> None:
     net = model()
     losses = train(net, Adafactor(net.parameters()), 300)
@@ -144,7 +143,6 @@ def test_names_reach_the_report() -> None:
     assert optimizer.report() == records, "reading changes nothing"
 
 
-@pytest.mark.many_steps
 def test_a_closure_is_called_with_gradients_enabled() -> None:
     net = model()
     optimizer = Adafactor(net.parameters())
@@ -160,7 +158,6 @@ def test_a_closure_is_called_with_gradients_enabled() -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.many_steps
 def test_maximize_climbs_exactly_as_minimising_the_negative_descends() -> None:
     for keywords in ({}, {"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient", "weight_decay": 0.1}):
         up, down = model(), model()
@@ -252,7 +249,6 @@ def test_accumulated_gradients_are_one_larger_batch() -> None:
     torch.testing.assert_close(weights(whole), weights(parts), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.many_steps
 def test_grad_scaler_and_autocast() -> None:
     net = model()
     optimizer = Adafactor(net.parameters())
@@ -323,7 +319,6 @@ def test_momentum_switched_on_in_mid_run() -> None:
     assert bool((first != 0).any())
 
 
-@pytest.mark.many_steps
 def test_an_edit_between_steps_is_honoured() -> None:
     """The same steps as those of an optimizer that has never seen the weights before the edit."""
     edited, fresh = model(), model()

@@ -30,7 +30,6 @@ def need(package: str) -> None:
 
 @pytest.mark.parametrize("backend", inside.HERE)
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in ZOO])
-@pytest.mark.many_steps
 def test_ten_steps_are_those_of_eager_pytorch(name: str, backend: str) -> None:
     need(ZOO[name].package)
     torch.manual_seed(0)

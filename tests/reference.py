@@ -195,6 +195,32 @@ def state_problem(
     return ""
 
 
+def difference(group: Mapping[str, Any], p: Tensor, state: Mapping[str, Tensor], expected: Outcome) -> str:
+    """What of a parameter and its state is not as expected."""
+    x, rounding = exact(p), group["rounding"]
+    if not expected.taken:
+        held = values(state)
+        same = np.array_equal(x, expected.x, equal_nan=True) and all(
+            key in held and np.array_equal(held[key], value, equal_nan=True) for key, value in expected.state.items()
+        )
+        return "" if same else "changed although no step was to be taken"
+    if not expected.finite or (p.dtype != torch.float64 and expected.rms_update > 1e30):
+        return ""  # float64 has no room for it, or float32 none for U itself: nothing is promised
+    if p.dtype.itemsize < 4 and rounding == "kahan":
+        x = x + exact(state["compensation"])
+    limit = allowed(expected, p.dtype, rounding)
+    beyond = np.abs(expected.x) >= torch.finfo(p.dtype).max  # stored as infinity, or as the largest number
+    with np.errstate(invalid="ignore"):
+        wrong = ~(np.abs(x - expected.x) <= limit) & ~(beyond & (np.sign(x) == np.sign(expected.x)) & (np.abs(x) > 1))
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        return (
+            f"{int(wrong.sum())} of {wrong.size} entries of X wrong, the first {x.flat[at]!r}, should be "
+            f"{expected.x.flat[at]!r} ± {limit.flat[at]:.2g} (step of {expected.length:.2g})"
+        )
+    return state_problem(expected, state, p.dtype)
+
+
 def _unit(m: Array, state: Mapping[str, Tensor]) -> Array | float:
     """How far rounding may take a momentum, as it is kept in a state: to the next number of its format."""
     if "momentum_int8" in state:

@@ -1,0 +1,136 @@
+"""What a step may be asked to do: a row for each keyword, dtype, shape and order of memory, crossed with properties.
+
+A new keyword or a new backend is one row here; `tests/test_properties.py` has what must hold of every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from adafactor import Adafactor
+from tests import interpreter
+from tests.inside import BACKENDS
+
+BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a parameter, its gradients, and the keywords it is stepped with."""
+
+    name: str
+    shape: tuple[int, ...] = (12, 20)
+    keywords: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    grad_dtype: torch.dtype | None = None  # None: the parameter's
+    order: tuple[int, ...] | None = None  # of the axes in memory, the slowest first; None: as they come
+    left_to_eager: tuple[str, ...] = ()  # compiled backends that refuse it when they are named
+
+    def __str__(self) -> str:
+        """For the test's id."""
+        return self.name
+
+    def start(self) -> Parameter:
+        """X₀, of the size that layers are initialised with."""
+        return Parameter(self._in_order(0.05 * normal(self.shape, seed=0)).to(self.dtype))
+
+    def gradient(self, t: int) -> Tensor:
+        """Gₜ, of uneven scale over rows, columns and time."""
+        scale = torch.ones(())
+        for axis, size in enumerate(self.shape):
+            spread = normal((size,), seed=7 + axis).exp()
+            scale = scale * spread.view([-1 if a == axis else 1 for a in range(len(self.shape))])
+        g = normal(self.shape, seed=100 + t) * scale * (0.5 + (5 * t) % 7)
+        return self._in_order(g).to(self.grad_dtype or self.dtype)
+
+    def give(self, p: Tensor, g: Tensor) -> None:
+        """Let this be its gradient, whatever its dtype."""
+        p.grad = None
+        if self.grad_dtype is not None:
+            p.grad_dtype = None  # any; a copy of a parameter has forgotten it
+        p.grad = g
+
+    def grown(self, elements: int) -> Case:
+        """The same with about so many elements, so that several threads share it."""
+        long = [size for size in self.shape if size > 1]
+        factor = (elements / torch.Size(self.shape).numel()) ** (1 / max(len(long), 1))
+        return replace(self, shape=tuple(size if size == 1 else round(size * factor) for size in self.shape))
+
+    def optimizer(self, params: Any, backend: str) -> Adafactor:
+        """One that steps them as this row says."""
+        return Adafactor(params, backend=backend, **self.keywords)
+
+    def _in_order(self, t: Tensor) -> Tensor:
+        if self.order is None:
+            return t
+        return t.permute(self.order).contiguous().permute([self.order.index(axis) for axis in range(t.dim())])
+
+
+def normal(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Normal numbers, which any thread may draw at any time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+ABSOLUTE = {"relative": False, "lr": 1e-3, "lr_decay": None}
+DIRECTIONS = {"beta1": 0.9, "momentum_of": "direction"}
+GRADIENTS = {"beta1": 0.9, "momentum_of": "gradient"}
+
+CASES = [
+    Case("the defaults"),
+    Case("a tall matrix", (37, 5)),
+    Case("one row", (1, 23)),
+    Case("a vector", (33,)),
+    Case("a scalar", ()),
+    Case("a stack", (3, 12, 20)),
+    Case("a convolution", (8, 6, 3, 3)),
+    Case("channels last", (8, 6, 3, 3), order=(0, 2, 3, 1)),
+    Case("transposed in memory", order=(1, 0)),
+    Case("axes by hand", (4, 6, 5), {"axes": (2, 0)}),
+    Case("row means", keywords={"factored": "row"}),
+    Case("column means", keywords={"factored": "column"}),
+    Case("unfactored", keywords={"factored": False}),
+    Case("too short to factor", keywords={"min_factored": 16}),
+    Case("absolute steps", keywords={**ABSOLUTE, "clip": None}),
+    Case("constant beta2", keywords={"beta2": 0.99, "clip": 0.5, "eps": (1e-8, 1e-2)}),
+    Case("bounded beta2", keywords={"beta2_max": 0.3, "decay_rate": 1.0}),
+    Case("ascending with decay by alpha", keywords={"maximize": True, "weight_decay": 0.1, "weight_decay_by": "alpha"}),
+    Case("decay by lr", (3, 12, 20), {"weight_decay": 0.1, "weight_decay_by": "lr"}),
+    Case("each slice alone", (3, 12, 20), {"per_slice": True}),
+    Case("momentum of updates", keywords={"beta1": 0.9, "weight_decay": 0.1}),
+    Case("momentum of directions", (33,), DIRECTIONS),
+    Case("momentum of gradients", keywords=GRADIENTS, left_to_eager=("triton",)),
+    Case("bfloat16 momentum", (9, 256), {"beta1": 0.9, "momentum_dtype": "bfloat16"}),
+    Case("int8 momentum", (9, 256), {"beta1": 0.9, "momentum_dtype": "int8"}),
+    Case("int8 momentum of directions", (9, 256), {**DIRECTIONS, "momentum_dtype": "int8"}, BF16),
+    Case("bfloat16", dtype=BF16),
+    Case("bfloat16 stochastic", keywords={"rounding": "stochastic"}, dtype=BF16),
+    Case("bfloat16 stochastic, ascending vector", (33,), {"rounding": "stochastic", "maximize": True}, BF16),
+    Case("bfloat16 kahan", keywords={"rounding": "kahan"}, dtype=BF16),
+    Case("float16", dtype=F16),
+    Case("float32 with bfloat16 gradients", grad_dtype=BF16),
+    Case("bfloat16 with float32 gradients", keywords={"rounding": "kahan"}, dtype=BF16, grad_dtype=torch.float32),
+    Case("float64", dtype=F64, left_to_eager=("cpu", "triton")),
+]
+
+
+def is_there(backend: str) -> bool:
+    """Whether this process can step with it."""
+    return backend != "triton" or interpreter.IS_THERE
+
+
+def crossed(cases: Iterable[Case] = CASES, backends: Iterable[str] = BACKENDS) -> pytest.MarkDecorator:
+    """Each row on each backend that takes it."""
+    rows = [
+        pytest.param(case, backend, id=f"{case}-{backend}")
+        for case in cases
+        for backend in backends
+        if is_there(backend) and backend not in case.left_to_eager
+    ]
+    return pytest.mark.parametrize(("case", "backend"), rows)
