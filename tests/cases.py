@@ -105,7 +105,7 @@ CASES = [
     Case("each slice alone", (3, 12, 20), {"per_slice": True}),
     Case("momentum of updates", keywords={"beta1": 0.9, "weight_decay": 0.1}),
     Case("momentum of directions", (33,), DIRECTIONS),
-    Case("momentum of gradients", keywords=GRADIENTS, left_to_eager=("triton",)),
+    Case("momentum of gradients", keywords=GRADIENTS),
     Case("bfloat16 momentum", (9, 256), {"beta1": 0.9, "momentum_dtype": "bfloat16"}),
     Case("int8 momentum", (9, 256), {"beta1": 0.9, "momentum_dtype": "int8"}),
     Case("int8 momentum of directions", (9, 256), {**DIRECTIONS, "momentum_dtype": "int8"}, BF16),
@@ -116,7 +116,7 @@ CASES = [
     Case("float16", dtype=F16),
     Case("float32 with bfloat16 gradients", grad_dtype=BF16),
     Case("bfloat16 with float32 gradients", keywords={"rounding": "kahan"}, dtype=BF16, grad_dtype=torch.float32),
-    Case("float64", dtype=F64, left_to_eager=("cpu", "triton")),
+    Case("float64", dtype=F64),
 ]
 
 
@@ -125,12 +125,17 @@ def is_there(backend: str) -> bool:
     return backend != "triton" or interpreter.IS_THERE
 
 
-def crossed(cases: Iterable[Case] = CASES, backends: Iterable[str] = BACKENDS) -> pytest.MarkDecorator:
-    """Each row on each backend that takes it."""
-    rows = [
-        pytest.param(case, backend, id=f"{case}-{backend}")
-        for case in cases
-        for backend in backends
-        if is_there(backend) and backend not in case.left_to_eager
-    ]
+FEW = ("the defaults", "a vector", "bfloat16 stochastic", "int8 momentum")  # for what Triton's interpreter is slow at
+
+
+def crossed(
+    cases: Iterable[Case] = CASES, backends: Iterable[str] = BACKENDS, every: bool = False
+) -> pytest.MarkDecorator:
+    """Each row on each backend that takes it; in Triton's interpreter only a few, or `every` one."""
+    rows = []
+    for case in cases:
+        for backend in backends:
+            if is_there(backend) and backend not in case.left_to_eager:
+                is_slow = backend == "triton" and not every and case.name not in FEW
+                rows.append(pytest.param(case, backend, id=f"{case}-{backend}", marks=[pytest.mark.slow] * is_slow))
     return pytest.mark.parametrize(("case", "backend"), rows)

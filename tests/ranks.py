@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 SECONDS = 120  # a rank that waits longer waits for one that will never come
@@ -21,7 +21,8 @@ def on_ranks(size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]
     """Call `check(*arguments)` as each of so many ranks; what they return, or the first failure of any of them."""
     results: list[Any] = [None] * size
     failures: list[tuple[int, BaseException]] = []
-    store = dist.HashStore()
+    store = c10d.HashStore()
+    isolate: Any = getattr(c10d, "_set_thread_isolation_mode")  # noqa: B009 -- torch's stubs lack it
 
     def run(rank: int) -> None:
         dist.init_process_group("threaded", rank=rank, world_size=size, store=store)
@@ -33,7 +34,7 @@ def on_ranks(size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]
         finally:
             dist.destroy_process_group()
 
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    isolate(True)
     threaded._install_threaded_pg()
     try:
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
@@ -45,7 +46,7 @@ def on_ranks(size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]
     finally:
         threaded.ProcessLocalGroup.reset()
         threaded._uninstall_threaded_pg()
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        isolate(False)
     for rank, failure in failures:
         if not isinstance(failure, SystemExit):  # how the others end when one has failed
             failure.add_note(f"on rank {rank} of {size}")

@@ -93,7 +93,7 @@ def assert_next_step_is_the_oracles(run: Run) -> list[reference.Outcome]:
     return outcomes
 
 
-@crossed()
+@crossed(every=True)
 def test_every_step_is_the_oracles(case: Case, backend: str) -> None:
     run = Run(case, backend)
     for _ in range(4):
@@ -124,17 +124,13 @@ def test_a_saved_run_goes_on_to_the_same_bits(case: Case, backend: str) -> None:
 
 
 @crossed()
-@pytest.mark.parametrize(
-    "how", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))], ids=["deepcopy", "pickle"]
-)
-def test_a_copy_goes_on_to_the_same_bits_and_leaves_the_original_alone(
-    case: Case, backend: str, how: Callable[[Any], Any]
-) -> None:
+def test_a_copy_goes_on_to_the_same_bits_and_leaves_the_original_alone(case: Case, backend: str) -> None:
     run = Run(case, backend).step(2)
-    before, twin = run.bits(), how(run)
+    before, twin, pickled = run.bits(), copy.deepcopy(run), pickle.dumps(run)
     twin.step(2)
     assert_same(run.bits(), before)
     assert_same(run.step(2).bits(), twin.bits())
+    assert_same(pickle.loads(pickled).step(2).bits(), twin.bits())
 
 
 @crossed()
@@ -144,7 +140,7 @@ def test_a_gradient_that_is_not_finite_leaves_all_as_it_was(case: Case, backend:
     before = run.bits()
     for bad in NOT_FINITE.values():
         case.give(run.p, g := case.gradient(9))
-        g.view(-1)[-1] = bad
+        g[(-1,) * g.dim()] = bad
         run.optimizer.step()
         if not case.keywords.get("per_slice"):  # there, the other slices step
             assert_same(run.bits(), before)
@@ -158,7 +154,7 @@ def test_on_nonfinite_raise_changes_nothing(case: Case, backend: str) -> None:
     run = Run(case, backend, on_nonfinite="raise").step(1)
     before = run.bits()
     case.give(run.p, g := case.gradient(9))
-    g.view(-1)[0] = float("nan")
+    g[(0,) * g.dim()] = float("nan")
     with pytest.raises(FloatingPointError, match="weight"):
         run.optimizer.step()
     assert_same(run.bits(), before)
@@ -177,11 +173,10 @@ def test_a_step_inside_backward_has_the_same_bits(case: Case, backend: str) -> N
 
 
 @crossed()
-@pytest.mark.parametrize("factor", [30.0, 0.01])
-def test_an_edited_weight_is_measured_before_the_step(case: Case, backend: str, factor: float) -> None:
+def test_an_edited_weight_is_measured_before_the_step(case: Case, backend: str) -> None:
     run = Run(case, backend).step(2)
     with torch.no_grad():
-        run.p.mul_(factor)
+        run.p.mul_(30)
     for _ in range(2):
         assert_next_step_is_the_oracles(run)
 

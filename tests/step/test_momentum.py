@@ -19,7 +19,7 @@ from adafactor import Adafactor
 from adafactor.core.momentum import BLOCK, SMALLEST, Blocks, decode, encode, to_bfloat16
 from adafactor.core.rounding import keys, random_words, roots
 from tests import inside, reference
-from tests.attack.test_fuzz import difference
+from tests.reference import difference
 
 pytestmark = pytest.mark.usefixtures("backend")
 
