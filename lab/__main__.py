@@ -12,7 +12,6 @@ from lab import commands, experiments
 from lab.corpus import PARTS, CorpusError
 from lab.presets import SCALES
 from lab.rows import ROWS, TABLE_3
-from lab.train import WAYS
 
 
 def main() -> int:
@@ -52,7 +51,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--quiet", action="store_true", help="no progress bar; only a progress file")
     one.add_argument("--device", help="as torch names it (default: cpu, but for `base`, which wants a GPU)")
     one.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
-    one.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs into the run's folder")
     one.add_argument("--bfloat16", action="store_true", help="products in bfloat16 (autocast), weights in float32")
     one.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     one.add_argument("--accumulate", type=int, default=1, metavar="N", help="a step in N passes, for a smaller card")
@@ -61,35 +59,16 @@ def parser() -> argparse.ArgumentParser:
     for name, text, jobs, scale in (
         ("table", "Table 2: all rows, with and without warm-up", experiments.table_2, "mini"),
         ("table3", "Table 3: three embedding schemes", experiments.table_3, "mini"),
-        ("figure", "Figure 1: RMS(U) for slow and fast decay", experiments.figure, "mini"),
-        ("sweep", "stability: final loss over the step size", experiments.sweep, "hard"),
     ):
         several = _command(add(name, help=text), commands.run_table)
         several.set_defaults(jobs=jobs)
         _table_options(several, scale)
-    short = _command(
-        add("precision", help="weights and momentum in fewer bits"),
-        commands.precision_runs,
-    )
-    short.add_argument("--render", action="store_true", help="write docs/precision.md's tables and figure, run nothing")
     _command(add("reproduce", help="everything that is missing, two processes at a time"), commands.reproduce)
 
-    page = _command(add("report", help="one HTML page from the records"), commands.write_report)
-    page.add_argument("--output", type=Path, default=Path("runs/report.html"))
+    page = _command(add("report", help="what the records say, as one Markdown page"), commands.write_report)
+    page.add_argument("--output", type=Path, default=Path("runs/report.md"))
     page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
     page.add_argument("--documents", action="store_true", help="also write what docs/ has from the records")
-
-    several = _command(add("compare", help="print and draw any recorded runs: `compare B O P`"), commands.compare_runs)
-    several.add_argument("runs", nargs="+", metavar="RUN", help="a row, or the name of a run; `*` stands for anything")
-    several.add_argument("--scale", choices=list(SCALES), default="small")
-    several.add_argument("--seed", type=int, default=0, help="of the runs whose translations are compared")
-    several.add_argument("--way", choices=WAYS, default="last", help="the weights whose translations are compared")
-    several.add_argument(
-        "--significance", action="store_true", help="paired bootstrap against the first (needs the text)"
-    )
-    several.add_argument("--output", type=Path, default=Path("runs/compare.html"))
-    live = _command(add("watch", help="the runs at work, live"), commands.watch_runs)
-    live.add_argument("--once", action="store_true", help="print them once")
 
     say = _command(add("translate", help="translate a sentence with a trained run"), commands.translate_one)
     say.add_argument("sentence")

@@ -11,22 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table as RichTable
 from safetensors.torch import load_model
 
 from lab import corpus as corpora
-from lab import demo, experiments, pictures, records, results, vocabulary, wmt
+from lab import demo, experiments, pictures, records, vocabulary, wmt
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
+from lab.documents import MARKS, documents, report
 from lab.files import LockedError, put_between, write_text
 from lab.model import Shape, Transformer
 from lab.pool import run_missing, summary
 from lab.presets import SCALES, Job, Scale, is_papers, untied
-from lab.progress import Shown, watch
+from lab.progress import Shown
 from lab.records import RECORDS
-from lab.report import DOCS, MARKS, documents, render
-from lab.results import Record
+from lab.results import dev_loss
 from lab.sharded import Processes
 from lab.train import Options, run, run_folder
 
@@ -58,8 +56,7 @@ def run_one(arguments: argparse.Namespace) -> int:
     if arguments.again and processes.leader:
         shutil.rmtree(run_folder(job, cache), ignore_errors=True)
     processes.wait()
-    bar, tensorboard = processes.leader and not arguments.quiet, processes.leader and arguments.tensorboard
-    show = Shown(job, cache, bar, tensorboard)
+    show = Shown(job, cache, processes.leader and not arguments.quiet)
     pause = arguments.checkpoint_seconds
     pause = pause if pause is not None else 600.0 if is_papers(scale) else 30.0
     compiler = "inductor" if arguments.compile else None
@@ -103,44 +100,11 @@ def reproduce(arguments: argparse.Namespace) -> int:
         print("The reproduction is of Debian's text; `table` takes your own. `demo` works with the generated task.")
         return 2
     folder, failed = arguments.records or RECORDS, []
-
-    def run_all(jobs: list[Job]) -> None:
-        failed.extend(run_missing(jobs, folder, _cache(arguments), corpus.fingerprint()))
-
-    run_all(experiments.judging())
-    for _ in range(2):  # the first runs say at which step size the others are
-        run_all(experiments.other_models(records.read(folder)))
-    jobs = [*experiments.once_more(), *experiments.everything()]
-    run_all(list({job.name: job for job in jobs}.values()))
-    _write_page(folder, Path("runs/report.html"))
+    for _ in range(2):  # the first runs say which step size others have
+        jobs = experiments.everything(records.read(folder))
+        failed += run_missing(jobs, folder, _cache(arguments), corpus.fingerprint())
+    _write(Path("runs/report.md"), report(records.read(folder)))
     return 1 if failed else 0
-
-
-def precision_runs(arguments: argparse.Namespace) -> int:
-    """Run what is missing of the experiments on precision in this one process, or show what is there."""
-    from lab import momentum, precision
-
-    folder = arguments.records or RECORDS
-    if arguments.render:
-        docs = Path(__file__).parents[1] / "docs"
-        precision.render(records.read(folder, precision.SCALE.name), docs / "precision.md", docs / "precision.png")
-        momentum.render(records.read(folder), docs / "precision.md")
-        return 0
-    torch.set_num_threads(1)
-    corpus, cache = _corpus(arguments), _cache(arguments)
-    if corpus.name != "debian":
-        print("Without the corpus there is nothing to run.")
-        return 2
-    jobs, recorded = [*precision.jobs(), *momentum.jobs()], records.read(folder)
-    missing = [job for job in jobs if records.find(job, recorded, corpus.fingerprint()) is None]
-    print(f"{len(jobs)} runs, {len(missing)} of them to be done.", flush=True)
-    for job in missing:
-        show = Shown(job, cache, bar=True, tensorboard=False)
-        with show:
-            record = precision.run(job, corpus, Options(cache, on_progress=show))
-        records.keep(record, folder)
-        print(summary(record), flush=True)
-    return 0
 
 
 def _refused(arguments: argparse.Namespace, scale: Scale, option: str, device: object) -> bool:
@@ -157,13 +121,13 @@ def _refused(arguments: argparse.Namespace, scale: Scale, option: str, device: o
 
 
 def write_report(arguments: argparse.Namespace) -> int:
-    """Write the page of all records or of a scale's and, if asked for, the tables of the document."""
+    """Write the report of all records, or of a scale's; with `--documents` also what the docs have from them."""
     papers = arguments.scale is not None and is_papers(SCALES[arguments.scale])
     folder = arguments.records or (_cache(arguments) / "records" if papers else RECORDS)
-    _write_page(folder, arguments.output, arguments.scale)
+    found = records.read(folder)
+    wanted = [r for r in found if r["config"]["scale"]["name"].startswith(arguments.scale or "")]
+    _write(arguments.output, report(wanted))
     if arguments.documents:
-        found = _of_the_paper(folder)
-        _write_page(folder, DOCS / "report.html")
         for document, text in documents(found).items():
             put_between(document, *MARKS, text)
             print(f"What the records say is in {document}")
@@ -172,46 +136,9 @@ def write_report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write_page(folder: Path, output: Path, scale: str | None = None) -> None:
-    found = _of_the_paper(folder)
-    write_text(output, render([r for r in found if r["config"]["scale"]["name"].startswith(scale or "")]))
+def _write(output: Path, text: str) -> None:
+    write_text(output, text)
     print(f"The report is in {output}")
-
-
-def _of_the_paper(folder: Path) -> list[Record]:
-    """All records but those of the experiment on rounding, which has its own page."""
-    return [record for record in records.read(folder) if "rounding" not in record["config"]]
-
-
-def compare_runs(arguments: argparse.Namespace) -> int:
-    """Print and draw any set of recorded runs."""
-    from lab import compare
-
-    found = _of_the_paper(arguments.records or RECORDS)
-    groups = compare.group(found, arguments.runs, arguments.scale)
-    if not groups:
-        print(f"There are no records of {' '.join(arguments.runs)} at {arguments.scale}.")
-        return 1
-    table = compare.table(found, groups)
-    shown = RichTable(box=None, padding=(0, 1))
-    for head in table.heads:
-        shown.add_column(head, no_wrap=head == "runs")
-    for row in table.rows:
-        shown.add_row(*row)
-    Console().print(shown)
-    runs = [run for group in groups.values() for run in group if run["config"]["seed"] == arguments.seed]
-    if arguments.significance:
-        for line in compare.significance(runs, _corpus(arguments).test, arguments.way):
-            print(line)
-    write_text(arguments.output, compare.draw(found, groups))
-    print(f"The curves are in {arguments.output}")
-    return 0
-
-
-def watch_runs(arguments: argparse.Namespace) -> int:
-    """Show the runs at work."""
-    watch(_cache(arguments), arguments.once)
-    return 0
 
 
 def show_demo(arguments: argparse.Namespace) -> int:
@@ -232,7 +159,7 @@ def show_demo(arguments: argparse.Namespace) -> int:
     found = [record for job in jobs if (record := records.find(job, recorded))]
     print(f"\n{'':<32}{'dev loss':>9}{'test BLEU':>13}{'optimizer bytes':>17}{'ms a step':>11}")
     for record in found:
-        title, loss = demo.NAMES[record["config"]["row"]["name"]], results.dev_loss(record, "decayed")
+        title, loss = demo.NAMES[record["config"]["row"]["name"]], dev_loss(record, "decayed")
         score, speed = demo.score(record), 1000 * demo.step_seconds(record)
         print(f"{title:<32}{loss:>9.3f}{score:>13}{record['state_bytes']:>17,}{speed:>11.0f}")
     print(f"\n{demo.verdict(found)}")

@@ -31,7 +31,6 @@ DEBIAN_12 = {
     "14b1382a3b03a0a6",  # until 18 November 2026, when package descriptions came in the order of all archives' lists
     "6e1ed36bd0129a8a",  # the same sentences in another order: lightdm had come to the security archive
     "af541db78e69e5c3",  # in the order of the German list: 65 training pairs and a dev pair are others, of duplicates
-    "afc4954210e321ec",  # the dictionary alone, which fine-tuning takes
 }
 
 
@@ -244,7 +243,7 @@ def _build(folder: Path) -> None:
 
 
 def _read_tsv(path: Path) -> list[Pair]:
-    rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    rows = (line.split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line)
     return [Pair(domain, "", english, german) for domain, english, german in rows]
 
 

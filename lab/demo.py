@@ -7,7 +7,7 @@ from html import escape
 
 from sacrebleu.metrics.chrf import CHRF
 
-from lab.charts import Chart, Line, frame, ticks
+from lab.charts import Chart, Line, frame
 from lab.clean import Pair
 from lab.evaluate import unpack
 from lab.page import bars, charts, page
@@ -40,8 +40,8 @@ def held_out(records: list[Record], pairs: Sequence[Pair]) -> tuple[Said, list[i
 
 
 def verdict(records: list[Record]) -> str:
-    """Whether the two scores differ by more than chance, in a sentence."""
-    (first, mine), (second, theirs) = ((test_bleu(r, "decayed"), _interval(r)) for r in records)
+    """Whether the two scores, as they are shown, differ by more than chance, in a sentence."""
+    (first, mine), (second, theirs) = ((round(test_bleu(r, "decayed"), 1), _interval(r)) for r in records)
     noise = (mine**2 + theirs**2) ** 0.5
     told = "level within noise" if abs(first - second) <= noise else "further apart than noise"
     return (
@@ -93,10 +93,9 @@ def _curves(records: list[Record], seconds: bool) -> str:
         scale = step_seconds(record) if seconds else 1.0
         lines.append(Line(NAMES[row], [(step * scale, float(loss)) for step, loss in record["curve"]], STYLES[row]))
     wide = max(x for line in lines for x, _ in line.points)
-    low, high = frame([y for line in lines for x, y in line.points if x > wide / 50])
+    height = frame([y for line in lines for x, y in line.points if x > wide / 50])
     label = "seconds of training, at each run's mean speed" if seconds else "step"
-    chart = Chart(f"Training loss over {'seconds' if seconds else 'steps'}", label, "loss", (0, wide), (low, high))
-    return chart.svg(lines, ticks(0, wide), ticks(low, high))
+    return Chart(f"Training loss over {'seconds' if seconds else 'steps'}", label, "loss", (0, wide), height).svg(lines)
 
 
 def step_seconds(record: Record) -> float:

@@ -1,29 +1,45 @@
-"""The pictures of docs/reproduction.md, for light and dark pages: the paper against the lab, and O against B."""
+"""The pictures of docs/reproduction.md, for light and dark pages: the paper against the lab, O against B, updates."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from lab import results, tables
-from lab.results import Record
+import numpy as np
+
+from lab import results, tables, updates
+from lab.claims import pattern_losses
+from lab.experiments import ADAPTIVE
+from lab.results import Record, of_row
+from lab.rows import ROWS
 from lab.style import INK, OURS, THEIRS, styled
 
 DOCS = Path(__file__).parents[1] / "docs"
-PATTERN, OVER_THE_RUN = DOCS / "reproduction.png", DOCS / "reproduction-over-the-run.png"
+PATTERN, OVER_THE_RUN, UPDATES = (DOCS / f"reproduction{end}.png" for end in ("", "-over-the-run", "-updates"))
 COLOURS = ("#3d7fd9", "#d9863d", "#4da167", "#a06cc9")
+# Of the figure on updates: rows and their colours; those that are clipped at 1 are blue.
+SHOWN = {"A": "#c94f4f", "C": "#d9863d", "I": "#a06cc9", "H": "#3d7fd9", "N": "#62b0c9"}
+STRETCH = 20  # steps of a point of that figure
 
 
 def draw(records: list[Record]) -> list[Path]:
     """Draw every picture that there are records for, and return the files."""
     drawn = []
-    if all(tables.agreement(records, warm) for warm in (True, False)):
+    if can_draw_pattern(records):
         draw_pattern(records, PATTERN)
         drawn.append(PATTERN)
     if tables.gaps(records):
         draw_over_the_run(records, OVER_THE_RUN)
         drawn.append(OVER_THE_RUN)
+    if results.select(records, "updates"):
+        draw_updates(records, UPDATES)
+        drawn.append(UPDATES)
     return drawn
+
+
+def can_draw_pattern(records: list[Record]) -> bool:
+    """Whether every row was run with and without warm-up."""
+    return all(len(pattern_losses(records, warm)) == len(ADAPTIVE) for warm in (True, False))
 
 
 @styled
@@ -34,16 +50,16 @@ def draw_pattern(records: list[Record], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    rows = sorted(tables.PATTERN_ROWS, key=lambda row: row.cold)
+    rows = sorted((ROWS[name] for name in ADAPTIVE), key=lambda row: row.cold)
     figure = Figure(figsize=(9, 5), layout="constrained")
     paper, lab = figure.subplots(1, 2, sharey=True)
     for warm, marker, colour in ((True, "o", THEIRS), (False, "D", OURS)):
         look: dict[str, Any] = {"color": colour, "marker": marker}
-        losses, order = tables.pattern_losses(records, warm), tables.agreement(records, warm)
-        label = f"{'with' if warm else 'without'} warm-up: rank correlation {order.value if order else 0:.2f}"
+        losses = pattern_losses(records, warm)
+        label = f"{'with' if warm else 'without'} warm-up"
         paper.scatter([row.warm if warm else row.cold for row in rows], range(len(rows)), 46, label=label, **look)
         for place, row in enumerate(rows):
-            values = losses[row.name]
+            values = losses[row.name if warm else f"{row.name}-"]
             lab.scatter(values, [place] * len(values), 14, alpha=0.6, linewidths=0, **look)
             lab.scatter(results.mean(values), place, 46, **look)
     paper.set_yticks(range(len(rows)), [f"{row.describe()}  {row.name}" for row in rows])
@@ -69,9 +85,8 @@ def draw_over_the_run(records: list[Record], path: Path) -> None:
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
-    against_adam = {name: gap for name, gap in tables.gaps(records).items() if "− B" in name}
-    for (name, (seeds, means)), colour in zip(against_adam.items(), COLOURS, strict=False):
-        label = f"{name.replace('`', '')}, {seeds} seed{'s' * (seeds > 1)}"
+    for (name, (seeds, means)), colour in zip(tables.gaps(records).items(), COLOURS, strict=False):
+        label = f"{name}, {seeds} seed{'s' * (seeds > 1)}"
         axes.plot([10 * tenth + 5 for tenth in range(10)], means, color=colour, lw=2, marker="o", ms=4, label=label)
     axes.axhline(0.0, color=INK, lw=0.8)
     axes.set(xlabel="% of the run", ylabel="training loss, O − B", xlim=(0, 100))
@@ -79,4 +94,33 @@ def draw_over_the_run(records: list[Record], path: Path) -> None:
     axes.legend(fontsize=8, frameon=False)
     axes.grid(axis="y")
     axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+@styled
+def draw_updates(records: list[Record], path: Path) -> None:
+    """Draw how many updates of the decoder's attention are larger than desired, and beside it the training losses."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, colour in SHOWN.items():
+        runs = of_row(records, f"{name}-", "updates")
+        if not runs:
+            continue
+        large = np.mean([updates.of_attention(run) > updates.LARGE for run in runs], axis=(0, 2))  # (steps,)
+        loss = np.mean([[value for _, value in run["curve"]] for run in runs], axis=0)
+        steps = np.arange(len(large)).reshape(-1, STRETCH).mean(1) + 1
+        look: dict[str, Any] = {"color": colour, "lw": 1.8, "label": f"{name}: {ROWS[name].describe()}"}
+        left.plot(steps, 100 * large.reshape(-1, STRETCH).mean(1), **look)
+        right.plot(steps, loss.reshape(-1, STRETCH).mean(1), **look)
+    right.axhline(results.UNIGRAM, color=INK, lw=0.8, ls=":")
+    right.set_ylim(5.3, 7.0)
+    left.set_title(f"RMS(U) above {updates.LARGE:g}, before clipping, %", fontsize=10, loc="left")
+    right.set_title("Training loss (dotted: of word frequencies)", fontsize=10, loc="left")
+    right.legend(fontsize=8, frameon=False)
+    for axes in (left, right):
+        axes.set_xlabel("step, without warm-up")
+        axes.grid(axis="y")
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)

@@ -123,9 +123,10 @@ def _report_end(child: Running, folder: Path, display: Progress) -> list[str]:
 
 
 def summary(record: Record) -> str:
-    """One line on a finished run."""
+    """One line on a finished run: its weights after the decay, where it has one, else the last."""
     if record["diverged"]:
         return f"{record['name']:<26} diverged at step {record['steps']}"
-    scores = "  ".join(f"{part} BLEU {value['all']:.1f}" for part, value in record["bleu"].items())
+    found = record.get("ways", {}).get("decayed", record)
+    scores = "  ".join(f"{part} BLEU {value['all']:.1f}" for part, value in found["bleu"].items())
     seconds = record["train_seconds"] + record["evaluate_seconds"]
-    return f"{record['name']:<26} loss {record['dev_loss']:.3f}  {scores}  {seconds:.0f} s"
+    return f"{record['name']:<26} dev loss {found['dev_loss']:.3f}  {scores}  {seconds:.0f} s"

@@ -34,11 +34,10 @@ class Scale:
     watched: int = 0  # the run ends after so many steps, RMS(U) of every parameter being recorded; 0: it is a whole one
 
 
-# No dropout: four passes over the corpus are too few to overfit.
+# No dropout, and four passes over the text: it overfits by about 0.3 in loss, with Adam as with Adafactor.
 SMALL = Scale("small", Shape(2, 128, 4, 512, dropout=0.0), 4000, 1536, 4000, 3.0, 3.0, dev=0, branch=400)
-# Post-norm is what makes row A fail without warm-up as in the paper; pre-norm models of this size do not.
-HARD = Scale("hard", Shape(3, 64, 4, 256, dropout=0.0, norm="post"), 1000, 512, 500, dev=0, test=0)
-PATTERN = replace(HARD, name="pattern", steps=2000, adaptive=3.0, relative=3.0)
+# The pattern of Table 2. Post-norm makes rows fail without warm-up; in pre-norm models of this size they do not.
+PATTERN = Scale("pattern", Shape(3, 64, 4, 256, dropout=0.0, norm="post"), 1000, 512, 2000, 3.0, 3.0, dev=0, test=0)
 # The paper's own. newstest2013, the dev set, has 3,000 sentences, newstest2014 3,003.
 BASE = Scale(
     "base", Shape(6, 512, 8, 2048, dropout=0.1, inner_dropout=0.1), 32000, 4096, 100_000, dev=3000, test=3003,
@@ -54,20 +53,17 @@ SCALES = {
         # Of the help pages' short sentences: two minutes of one core give German that can be read.
         Scale("demo", Shape(2, 128, 4, 512, dropout=0.0), 2000, 512, 1300, 3.0, 3.0, dev=0, test=300, branch=130),
         Scale("mini", Shape(2, 128, 4, 512, dropout=0.0), 2000, 512, 1200, 3.0, 3.0, dev=200, test=500),
-        HARD,
         SMALL,
         replace(SMALL, name="quarter", steps=1000, test=500, branch=100),
-        replace(SMALL, name="wide", tokens=4 * 1536, steps=500, test=500, branch=50),
         # The headline: four times `small`'s length, and with it the dropout that 17 passes over the corpus need.
         replace(SMALL, name="long", shape=replace(SMALL.shape, dropout=0.1), steps=16_000, branch=1600),
-        # The pattern of Table 2: rows without warm-up fail here as in the paper.
         PATTERN,
         # Its first 400 steps, for the paper's account of why rows fail (§5).
         replace(PATTERN, name="updates", watched=400),
         # Two other models in which rows fail, selected for none of them; the step size is chosen by a rule.
         replace(PATTERN, name="pattern-broad", shape=Shape(2, 128, 4, 512, dropout=0.0, norm="post")),
         replace(PATTERN, name="pattern-deep", shape=Shape(6, 64, 4, 256, dropout=0.0, norm="post")),
-        # The paper's mechanism: pre-norm and deep, and long beside the memory of the second moment (rows A160, H160).
+        # Pre-norm and deep, and long beside the memory of the second moment (row A160).
         Scale("deep", Shape(6, 64, 4, 256, dropout=0.0), 1000, 512, 16_000, 5.0, 5.0, dev=0, test=0),
         BASE,
         # Table 3's: half as many steps of the same schedule, four times the batch.
