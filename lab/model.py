@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.loss import smoothed_cross_entropy
-from lab.products import Linear, product
 from lab.vocabulary import PAD
 
 
@@ -49,9 +48,9 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def projection(width: int, parts: int = 1) -> Linear:
+def projection(width: int, parts: int = 1) -> nn.Linear:
     """A linear layer d → parts·d without bias: projections that read the same input are one matrix."""
-    layer = Linear(width, parts * width, bias=False)
+    layer = nn.Linear(width, parts * width, bias=False)
     nn.init.normal_(layer.weight, std=width**-0.5)
     return layer
 
@@ -113,7 +112,7 @@ class FeedForward(nn.Module):
         """Both layers have biases, zero at first."""
         super().__init__()
         self.dropout = shape.inner_dropout
-        self.widen, self.narrow = Linear(shape.width, shape.filter), Linear(shape.filter, shape.width)
+        self.widen, self.narrow = nn.Linear(shape.width, shape.filter), nn.Linear(shape.filter, shape.width)
         for layer in (self.widen, self.narrow):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -211,7 +210,7 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, d) → (…, vocabulary)."""
-        return product(x, self.softmax)
+        return F.linear(x, self.softmax)
 
     def loss(self, source: Tensor, target_in: Tensor, target_out: Tensor, smoothing: float) -> Tensor:
         """Label-smoothed cross entropy, the mean over target tokens; padding never reaches the softmax."""

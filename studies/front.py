@@ -26,9 +26,9 @@ LABELS = {  # contender: label, where it stands beside its point
 }
 
 LOSSES = ROOT / "docs" / "losses.png"
-RUNS = {  # at `small`, three seeds each: label, colour
+RUNS = {  # at `small`, three seeds each on one text: label, colour
     "small-B-warm-x6": ("Adam with momentum and warm-up: 11.5 MB of state", "#8a8a8a"),
-    "small-O-cold-x4.2": ("Adafactor with neither: 79 kB", "#1f4fa3"),
+    "small-O-cold-x3": ("Adafactor with neither: 79 kB", "#1f4fa3"),
 }
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import re
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -80,14 +79,14 @@ def test_a_table_of_own_files_runs_on_each_device_and_is_reported_beside_the_pap
     assert len(started) == 4
     assert all("--bfloat16" in words and words[words.index("--device") + 1] == "cpu" for words in started)
     assert len(records.read(tmp_path / "records", "base")) == 4
-    page = tmp_path / "report.html"
+    page = tmp_path / "report.md"
     report = ["lab", "report", "--scale", "base", "--cache", str(tmp_path), "--output", str(page)]
     monkeypatch.setattr(sys, "argv", report)
     assert main() == 0
     text = page.read_text()
     assert "Table 2 at the paper" in text
-    table_2 = text.split("<h2>Table 2 at the paper")[1].split("</table>")[0]
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in table_2.split("<tr>")[2:]]
+    table_2 = text.split("### Table 2 at the paper")[1].split("###")[0]
+    cells = [line[2:-2].split(" | ") for line in table_2.splitlines() if line.startswith("| ")][2:]
     assert [line[0] for line in cells] == [row.name for row in TABLE_2]
     papers = [value for row in TABLE_2 for value in (row.warm, row.cold)]  # 44 cells
     assert [cell for line in cells for cell in (line[2], line[4])] == [

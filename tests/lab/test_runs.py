@@ -1,8 +1,9 @@
-"""Runs: rows and schedule, resuming, locks, divergence, the report."""
+"""Runs: rows and schedule, resuming, locks, divergence, records and their jobs."""
 
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,13 +18,13 @@ from safetensors.torch import load_file
 
 from lab import experiments, records
 from lab.corpus import DEBIAN_12, Corpus, generated_corpus
+from lab.evaluate import unpack_figures
 from lab.files import LockedError, locked
 from lab.model import Transformer
 from lab.pool import command, run_missing
 from lab.presets import SCALES, Job
-from lab.report import render
 from lab.rows import ROWS, TABLE_2, make_optimizer, schedule, state_bytes
-from lab.train import Options, Progress, Trainer, has_diverged, run, run_folder, thin
+from lab.train import WATCHED, Options, Progress, Trainer, has_diverged, run, run_folder, thin
 
 TINY = SCALES["tiny"]
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,8 @@ def test_table_2_has_44_runs_and_the_papers_scores() -> None:
     assert len(jobs) == len({job.name for job in jobs}) == 44
     assert [row.warm for row in TABLE_2[:5]] == [25.6, 25.4, 25.4, 25.2, 0.3]
     assert sum(math.isnan(row.cold) for row in TABLE_2) == 4
-    assert len({job.name for job in experiments.everything()}) == len(experiments.everything())
+    every = experiments.everything([])
+    assert len({job.name for job in every}) == len(every)
 
 
 @pytest.mark.parametrize("steps", [100_000, 1000])
@@ -80,6 +82,8 @@ def test_a_run_learns_is_recorded_and_is_not_repeated(corpus: Corpus, tmp_path: 
     assert record["train_loss"] < 0.6 * record["initial_loss"]
     assert record["bleu"]["test"]["signature"].startswith("nrefs:1")
     assert len(record["rms_update"]["values"]) == TINY.steps
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", record["started"])
+    assert record["started"] <= record["finished"]
     steps: list[Progress] = []
     assert run(job, corpus, Options(tmp_path, on_progress=steps.append)) == record
     assert not steps
@@ -172,7 +176,6 @@ def test_the_pool_runs_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monke
     before = (folder / "tiny.jsonl").stat().st_mtime_ns
     assert run_missing(jobs, folder, tmp_path, found[0]["corpus"]["fingerprint"]) == []
     assert (folder / "tiny.jsonl").stat().st_mtime_ns == before
-    assert "nrefs:1" in render(found)
 
 
 def test_a_record_of_another_text_is_not_the_jobs() -> None:
@@ -183,18 +186,18 @@ def test_a_record_of_another_text_is_not_the_jobs() -> None:
 
 
 def test_the_committed_records_are_those_of_debians_text_in_any_order_that_it_has_had() -> None:
-    jobs = experiments.everything()
     committed = records.read(records.RECORDS)
+    jobs = experiments.everything(committed)
     recorded = {text: [job.name for job in jobs if records.find(job, committed, text)] for text in DEBIAN_12}
     assert len(recorded["14b1382a3b03a0a6"]) > 300
     assert all(names == recorded["14b1382a3b03a0a6"] for names in recorded.values())
     assert not any(records.find(job, committed, "of another") for job in jobs)
 
 
-def test_reproduce_makes_every_record_that_the_page_rests_on() -> None:
-    names = {job.name for job in experiments.everything()}
-    committed = [record for record in records.read(records.RECORDS) if "rounding" not in record["config"]]
-    assert {record["config"]["scale"]["name"] for record in committed if record["name"] not in names} <= {"wide"}
+def test_reproduce_makes_every_record() -> None:
+    committed = records.read(records.RECORDS)
+    configs = [json.loads(json.dumps(job.config())) for job in experiments.everything(committed)]
+    assert [record["name"] for record in committed if record["config"] not in configs] == []
 
 
 def test_neither_a_record_nor_a_checkpoint_of_another_text_is_taken_up(corpus: Corpus, tmp_path: Path) -> None:
@@ -249,31 +252,16 @@ def test_runs_stand_still_while_the_pause_file_is_there(tmp_path: Path, monkeypa
     assert records.find(job, records.read(tmp_path / "records"))
 
 
-def test_the_report_shows_each_table_and_figure_it_has_records_for() -> None:
-    page = render(list(_fake_records()))
-    for title in ("The claims", "Table 2", "The stability sweep", "Figure 1", "Table 3", "Memory", "Settings"):
-        assert f"<h2>{title}" in page
-    assert "diverged" in page
-    assert "http" not in page
-    assert "no records yet" in render([])
-
-
-def _fake_records() -> Any:
-    jobs = [
-        *experiments.table_2(SCALES["mini"]),
-        *experiments.table_3(SCALES["mini"]),
-        *experiments.sweep(SCALES["hard"]),
-    ]
-    for number, job in enumerate(jobs):
-        score = {"all": 5.0, "domains": {"lo": 5.0}, "sentences": 1, "signature": "s", "samples": []}
-        yield {
-            "name": job.name, "config": job.config(), "diverged": number % 9 == 8, "steps": 10, "initial_loss": 8.0,
-            "train_loss": 5.0, "dev_loss": None if number % 9 == 8 else 5.0 + number % 5,
-            "bleu": {} if number % 9 == 8 else {"test": score}, "curve": [[1, 8.0], [10, 5.0]],
-            "rms_update": {"parameter": "w", "values": [[1, 1.0], [10, 1.5]]}, "state_bytes": 10,
-            "parameter_bytes": 100, "tokens_per_second": 1000, "train_seconds": 1.0, "evaluate_seconds": 1.0,
-            "corpus": {"name": "debian", "fingerprint": "0"}, "commit": None, "versions": {"torch": "0"},
-        }  # fmt: skip
+def test_a_watched_run_ends_early_and_has_rms_u_of_every_parameter(corpus: Corpus, tmp_path: Path) -> None:
+    job = _job("A", watched=12, dev=0, test=0)
+    found = run(job, corpus, Options(tmp_path))
+    figures = unpack_figures(found["updates"]["values"], len(found["updates"]["parameters"]))
+    assert found["updates"]["parameters"] == [name for name, _ in Transformer(TINY.shape, 400).named_parameters()]
+    assert figures.shape == (12, len(found["updates"]["parameters"])) and found["steps"] == len(found["curve"]) == 12
+    column = found["updates"]["parameters"].index(WATCHED)
+    assert figures[:, column] == pytest.approx([value for _, value in found["rms_update"]["values"]], rel=0.03)
+    whole = run(_job("A", dev=0, test=0), corpus, Options(tmp_path / "whole"))
+    assert found["curve"] == whole["curve"][:12], "of the same schedule"
 
 
 def test_curves_are_thinned() -> None:
@@ -286,5 +274,5 @@ def test_help_is_given_for_every_command() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     words = [sys.executable, "-m", "lab", "--help"]
     text = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
-    for name in ("corpus", "demo", "run", "table", "sweep", "figure", "report", "translate", "reproduce"):
+    for name in ("corpus", "demo", "run", "table", "report", "translate", "reproduce"):
         assert f"    {name}" in text
