@@ -232,3 +232,9 @@ def test_own_files_are_split_at_line_feeds_alone(tmp_path: Path) -> None:
     loaded = corpus.load("own", tmp_path, corpus.OwnFiles({"train": (english, german), "dev": (english, german)}))
     assert [pair.english for pair in loaded.train] == ["one\rmore", "two\u2028more\x85more", "four"]
     assert [pair.german for pair in loaded.train] == ["eins", "zwei", "vier"]
+
+
+def test_a_sentence_with_another_line_break_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("lo\ta\u2028b\tc\x85d\ndeb\te\tf\n", encoding="utf-8")
+    assert corpus._read_tsv(path) == [Pair("lo", "", "a\u2028b", "c\x85d"), Pair("deb", "", "e", "f")]

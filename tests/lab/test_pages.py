@@ -9,11 +9,13 @@ from lab import demo, records
 from lab.charts import frame, ticks
 from lab.clean import Pair
 from lab.corpus import Corpus, help_texts
-from lab.documents import DOCS, MARKS, documents
+from lab.documents import DOCS, MARKS, beside_adam, documents
 from lab.evaluate import pack
 from lab.files import put_between
+from lab.pool import summary
 from lab.presets import SCALES, Job
 from lab.records import RECORDS
+from lab.results import HOLDS
 from lab.rows import schedule
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +60,13 @@ def test_the_demo_calls_scores_level_that_differ_by_less_than_their_intervals_an
     assert scale.adaptive == scale.relative == SCALES["mini"].adaptive, "one multiplier for all rows, as at `mini`"
 
 
+def test_a_finished_run_is_shown_by_the_weights_that_the_demo_compares() -> None:
+    record = {**_record("O", ["x"], 1), "evaluate_seconds": 10.0}
+    record["ways"] = {"decayed": {"dev_loss": 2.5, "bleu": {"test": {"all": 25.0}}}}
+    assert summary(record).split()[1:] == "dev loss 2.500 test BLEU 25.0 100 s".split()
+    assert "dev loss 3.000  test BLEU 22.0" in summary({**record, "ways": {}})
+
+
 def test_help_texts_are_short_and_of_one_domain() -> None:
     pairs = [Pair("lo", "", "a b", "c d"), Pair("deb", "", "a b", "c d"), Pair("lo", "", "a " * 13, "b")]
     found = help_texts(Corpus("debian", pairs, pairs, pairs))
@@ -86,6 +95,19 @@ def test_the_documents_show_the_committed_records() -> None:
         page = document.read_text(encoding="utf-8")
         assert page.count(MARKS[0]) == page.count(MARKS[1]) == 1
         assert f"{MARKS[0]}\n{text}\n{MARKS[1]}" in page, f"python -m lab report --documents writes {document.name}"
+
+
+def test_the_first_pages_say_the_same_of_o_beside_b_as_the_records() -> None:
+    """README, the first page and the advice: after a decay, without it, and in shorter runs."""
+    found = records.read(RECORDS)
+    last, small, quarter = (beside_adam(found, *each) for each in (("long", "last"), ("small",), ("quarter",)))
+    assert beside_adam(found, "long").verdict == HOLDS, "the pages say: level after a decay"
+    without = f"{abs(last.bleu.mean):.1f} ± {last.bleu.half:.1f} BLEU behind without one"
+    shorter = [f"{each.loss.mean:.2f} ± {each.loss.half:.2f}" for each in (small, quarter)]
+    readme, index = (path.read_text(encoding="utf-8") for path in (ROOT / "README.md", DOCS / "index.md"))
+    for page, figures in ((readme, [without, *shorter]), (index, [without, shorter[0]])):
+        words = " ".join(page.split())
+        assert [figure for figure in figures if figure not in words] == []
 
 
 def test_the_table_of_clocks_is_that_of_the_scales() -> None:
