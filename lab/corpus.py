@@ -189,7 +189,7 @@ def load_or_generated(name: str, cache: Path, own: OwnFiles | None = None) -> Co
         return load(name, cache, own)
     except FetchError as error:
         print(f"The Debian corpus is not available: {error}.")
-        print("Using the generated task instead (number and date phrases); its BLEU is not comparable.")
+        print("Using the generated task instead (phrases with numbers); its BLEU is not comparable.")
         return generated_corpus()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import lzma
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,37 +39,16 @@ def held_out_loss(model: Transformer, vocabulary: Vocabulary, pairs: Sequence[Pa
     return total / count
 
 
-def bleu(found: list[str], pairs: Sequence[Pair], samples: int = 0) -> dict[str, Any]:
-    """BLEU in all and per domain, half the width of its bootstrap interval, and the first translations."""
-    metric = BLEU()
-
-    def score(indices: Sequence[int]) -> tuple[float, float]:
-        references = [[pairs[i].german for i in indices]]
-        result: Any = metric.corpus_score([found[i] for i in indices], references, n_bootstrap=BOOTSTRAP)
-        return round(float(result.score), 2), round(float(result._ci), 2)
-
-    (whole, interval), domains = score(range(len(pairs))), by_domain(pairs)
-    each = {domain: score(indices) for domain, indices in domains.items()}
+def bleu(found: list[str], pairs: Sequence[Pair]) -> dict[str, Any]:
+    """BLEU, and half the width of its bootstrap interval over the sentences."""
+    metric, references = BLEU(), [[pair.german for pair in pairs]]
+    score: Any = metric.corpus_score(found, references, n_bootstrap=BOOTSTRAP)
     return {
-        "all": whole,
-        "interval": interval,
-        "domains": {domain: value for domain, (value, _) in each.items()},
-        "domain_intervals": {domain: value for domain, (_, value) in each.items()},
+        "all": round(float(score.score), 2),
+        "interval": round(float(score._ci), 2),
         "sentences": len(pairs),
-        "signature": str(BLEU(references=[[pair.german for pair in pairs]]).get_signature()),
-        "samples": [
-            {"source": pairs[i].english, "reference": pairs[i].german, "translation": found[i]}
-            for i in range(min(samples, len(pairs)))
-        ],
+        "signature": str(BLEU(references=references).get_signature()),
     }
-
-
-def by_domain(pairs: Sequence[Pair]) -> dict[str, list[int]]:
-    """The numbers of the pairs of each domain."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for index, pair in enumerate(pairs):
-        found[pair.domain].append(index)
-    return dict(sorted(found.items()))
 
 
 def pack(translations: dict[str, list[str]]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""A translation task made by rules: English number, price, time and date phrases into German.
+"""A translation task made by rules: English phrases with numbers into German.
 
-It needs no download, and is hard enough to show learning: German says units before tens ("five and twenty"),
-dates are ordinals in the accusative, and half hours are counted towards the next hour.
+It needs no download, and is hard enough to show learning: German says units before tens ("five and twenty").
 """
 
 from __future__ import annotations
@@ -14,15 +13,6 @@ _ONES_EN = "zero one two three four five six seven eight nine ten eleven twelve 
 _ONES_DE = "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn".split()  # noqa: E501
 _TENS_EN = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _TENS_DE = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
-_MONTHS = {
-    "January": "Januar", "February": "Februar", "March": "März", "April": "April", "May": "Mai",
-    "June": "Juni", "July": "Juli", "August": "August", "September": "September", "October": "Oktober",
-    "November": "November", "December": "Dezember",
-}  # fmt: skip
-_DAYS = {
-    "Monday": "Montag", "Tuesday": "Dienstag", "Wednesday": "Mittwoch", "Thursday": "Donnerstag",
-    "Friday": "Freitag", "Saturday": "Samstag", "Sunday": "Sonntag",
-}  # fmt: skip
 _THINGS = {
     "books": "Bücher", "houses": "Häuser", "chairs": "Stühle", "apples": "Äpfel", "letters": "Briefe",
     "children": "Kinder", "rivers": "Flüsse", "trees": "Bäume", "clocks": "Uhren", "birds": "Vögel",
@@ -35,8 +25,6 @@ _ADJECTIVES = {
     "red": "rote",
     "green": "grüne",
 }
-_ORDINALS_EN = {1: "first", 2: "second", 3: "third", 5: "fifth", 8: "eighth", 9: "ninth", 12: "twelfth"}
-_ORDINALS_DE = {1: "ersten", 3: "dritten", 7: "siebten", 8: "achten"}
 
 
 def english_number(n: int) -> str:
@@ -66,20 +54,6 @@ def german_number(n: int) -> str:
     return f"{thousands} tausend" + (f" {german_number(n % 1000)}" if n % 1000 else "")
 
 
-def _english_ordinal(n: int) -> str:
-    if n in _ORDINALS_EN:
-        return _ORDINALS_EN[n]
-    if n < 20:
-        return f"{_ONES_EN[n]}th"
-    if n % 10 == 0:
-        return _TENS_EN[n // 10 - 2][:-1] + "ieth"
-    return f"{_TENS_EN[n // 10 - 2]}-{_english_ordinal(n % 10)}"
-
-
-def _german_ordinal(n: int) -> str:
-    return _ORDINALS_DE.get(n) or german_number(n) + ("ten" if n < 20 else "sten")
-
-
 def _count(draw: random.Random) -> tuple[str, str]:
     n = draw.randrange(2, 10 ** draw.randint(1, 4))
     thing, adjective = draw.choice(list(_THINGS)), draw.choice(list(_ADJECTIVES))
@@ -87,24 +61,6 @@ def _count(draw: random.Random) -> tuple[str, str]:
         f"There are {english_number(n)} {adjective} {thing}.",
         f"Es gibt {german_number(n)} {_ADJECTIVES[adjective]} {_THINGS[thing]}.",
     )
-
-
-def _date(draw: random.Random) -> tuple[str, str]:
-    day, month, n = draw.choice(list(_DAYS)), draw.choice(list(_MONTHS)), draw.randint(1, 31)
-    return (
-        f"It happened on {day}, the {_english_ordinal(n)} of {month}.",
-        f"Es geschah am {_DAYS[day]}, dem {_german_ordinal(n)} {_MONTHS[month]}.",
-    )
-
-
-def _time(draw: random.Random) -> tuple[str, str]:
-    hour, day = draw.randint(2, 11), draw.choice(list(_DAYS))
-    english, german = draw.choice([
-        (f"half past {_ONES_EN[hour]}", f"halb {_ONES_DE[hour + 1]}"),
-        (f"a quarter to {_ONES_EN[hour]}", f"Viertel vor {_ONES_DE[hour]}"),
-        (f"a quarter past {_ONES_EN[hour]}", f"Viertel nach {_ONES_DE[hour]}"),
-    ])  # fmt: skip
-    return f"We meet on {day} at {english}.", f"Wir treffen uns am {_DAYS[day]} um {german}."
 
 
 def _price(draw: random.Random) -> tuple[str, str]:
@@ -119,7 +75,7 @@ def _price(draw: random.Random) -> tuple[str, str]:
 def pairs(count: int, seed: int) -> list[Pair]:
     """`count` different pairs, the same for the same seed."""
     draw = random.Random(seed)
-    kinds = {"number": _count, "date": _date, "time": _time, "price": _price}
+    kinds = {"number": _count, "price": _price}
     found: dict[str, Pair] = {}
     while len(found) < count:
         kind = draw.choice(list(kinds))

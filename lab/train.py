@@ -285,7 +285,7 @@ class Trainer:
             pairs = self.corpus.part(part)[:size]
             if pairs:
                 translations[part] = translate(model, self.vocabulary, [pair.english for pair in pairs])
-                scores[part] = bleu(translations[part], pairs, samples=5 if part == "test" else 0)
+                scores[part] = bleu(translations[part], pairs)
         loss = rounded(self._dev_loss(model))
         seconds = time.monotonic() - began
         return {"dev_loss": loss, "bleu": scores, "translations": translations, "seconds": seconds}
