@@ -53,6 +53,11 @@ def blocks_of(factoring: Factoring, settings: Settings) -> Blocks | None:
     return Blocks(axis, 1 << max(0, (BLOCK // behind).bit_length() - 1))
 
 
+def buffer(state: Mapping[str, Tensor]) -> Tensor | None:
+    """The momentum as the state keeps it, in any format; None without one. Scales of int8 are `momentum_scale`."""
+    return state.get("momentum_int8", state.get("momentum"))
+
+
 def float_dtype(p: Tensor, settings: Settings) -> torch.dtype:
     """The dtype of a momentum that is not int8."""
     return torch.bfloat16 if settings.momentum_dtype == "bfloat16" else statistics_dtype(p.dtype)
