@@ -53,6 +53,11 @@ def blocks_of(factoring: Factoring, settings: Settings) -> Blocks | None:
     return Blocks(axis, 1 << max(0, (BLOCK // behind).bit_length() - 1))
 
 
+def key_of(settings: Settings) -> str:
+    """The key of a floating-point momentum in the state, for those who write a state by hand (migration)."""
+    return "momentum"
+
+
 def buffer(state: Mapping[str, Tensor]) -> Tensor | None:
     """The momentum as the state keeps it, in any format; None without one. Scales of int8 are `momentum_scale`."""
     return state.get("momentum_int8", state.get("momentum"))
