@@ -13,8 +13,8 @@ from torch.optim.optimizer import ParamsT, StateDict
 from adafactor import optimizer
 from adafactor.core.settings import Settings, read_text
 from adafactor.migration import migrate
-from adafactor.migration.fairseq import TRANSFORMERS
 from adafactor.migration.peer import Group
+from adafactor.migration.peers import TRANSFORMERS
 
 # what `optimizer.Adafactor` calls things for which transformers has a word of its own
 THEIR_WORD = {"lr_decay": "relative_step", "relative": "scale_parameter", "clip": "clip_threshold"}

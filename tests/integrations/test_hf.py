@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import adafactor
 from adafactor import Adafactor, hf
 from adafactor.core.settings import Settings
-from adafactor.migration.fairseq import TRANSFORMERS
+from adafactor.migration.peers import TRANSFORMERS
 
 ABSOLUTE = {"lr": 1e-3, "relative_step": False, "scale_parameter": False}
 ARGUMENTS: list[dict[str, Any]] = [

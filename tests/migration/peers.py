@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,51 +20,19 @@ BEFORE, AFTER = 7, 25  # steps of the original alone, then of both
 SHAPES: Shapes = [(24, 18), (18, 24), (7,), (), (5, 1), (1, 6), (3, 4, 6), (4, 3, 2, 2), (20, 20)]
 ROUNDING = {torch.float32: 0.2, torch.float64: 0.0}  # 1e-5 of this is 17 units in the last place
 SAME = {torch.float32: 1e-5, torch.float64: 1e-9}
-CONVOLUTIONS: Shapes = [
-    (24, 18),
-    (20, 18, 3, 3),
-    (3, 20, 18),
-    (8, 30),
-    (9,),
-    (20, 20, 20),
-    (17, 17),
-    (16, 16),
-    (2, 20, 1),
-]
-
-
-def timm(name: str) -> Any:
-    """A module of timm.optim without timm itself, which needs torchvision."""
-    spec = find_spec("timm") if "timm" not in sys.modules else sys.modules["timm"].__spec__
-    if spec is None or spec.origin is None:
-        pytest.skip("timm is not installed")
-    folder = Path(spec.origin).parent / "optim"
-    package = types.ModuleType("bare_timm_optim")
-    package.__path__ = [str(folder)]
-    sys.modules.setdefault("bare_timm_optim", package)
-    return importlib.import_module(f"bare_timm_optim.{name}")
 
 
 def original(source: str) -> Callable[..., Any]:
     """The class of that name, or a skipped test."""
-    if source == "torch":
-        return torch.optim.Adafactor
-    if source == "adamw":
-        return torch.optim.AdamW
     if source == "transformers":
         return pytest.importorskip("transformers.optimization").Adafactor  # type: ignore[no-any-return]
-    if source == "pytorch_optimizer":
-        return pytest.importorskip("pytorch_optimizer").AdaFactor  # type: ignore[no-any-return]
-    if source == "timm":
-        return timm("adafactor").Adafactor  # type: ignore[no-any-return]
-    assert source == "timm_bv"
-    return timm("adafactor_bv").AdafactorBigVision  # type: ignore[no-any-return]
+    return {"torch": torch.optim.Adafactor, "adamw": torch.optim.AdamW}[source]
 
 
-def parameters(shapes: Shapes, rms: float = 1.0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def parameters(shapes: Shapes, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Parameters, the same for every call."""
     generator = torch.Generator().manual_seed(0)
-    return [(rms * torch.randn(shape, generator=generator)).to(dtype).requires_grad_() for shape in shapes]
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
 
 
 def gradient(p: Tensor, t: int, number: int, rms: float = 1.0) -> Tensor:
@@ -79,19 +42,11 @@ def gradient(p: Tensor, t: int, number: int, rms: float = 1.0) -> Tensor:
     return (rms * scale * torch.randn(p.shape, generator=generator)).to(p.dtype)
 
 
-def falling(p: Tensor, t: int, number: int, rms: float = 1.0) -> Tensor:
-    """A gradient that falls by 5 % a step, so that RMS(U) is below 1, its rows spread over two powers of ten."""
-    rows = torch.logspace(0, -2, p.shape[0], dtype=p.dtype) if p.ndim > 1 else torch.ones(1, dtype=p.dtype)
-    return 0.95**t * rows.view(-1, *[1] * (p.ndim - 1)) * gradient(p, t, number, rms)
-
-
-def steps(
-    optimizer: Any, params: list[Tensor], span: range, rms: float = 1.0, kind: Callable[..., Tensor] = gradient
-) -> None:
+def steps(optimizer: Any, params: list[Tensor], span: range, rms: float = 1.0) -> None:
     """Steps on the gradients of these times."""
     for t in span:
         for number, p in enumerate(params):
-            p.grad = kind(p, t, number, rms)
+            p.grad = gradient(p, t, number, rms)
         optimizer.step()
 
 
@@ -113,34 +68,28 @@ def moved_apart(
     shapes: Shapes,
     their_arguments: dict[str, Any],
     *,
-    unsaved: dict[str, Any] | None = None,
     scheduler: Callable[[Optimizer, int], Any] | None = None,
-    after: int = AFTER,
     rms: float = 1.0,
-    kind: Callable[..., Tensor] = gradient,
-    parameter_rms: float = 1.0,
     dtype: torch.dtype = torch.float64,
-    make: Callable[..., Any] | None = None,
     lr_after: float | None = None,
 ) -> float:
     """Train with the original, move in, go on with both on the same gradients: how far apart do they end?
 
-    `make` makes an original that is not the one of the source's name; `lr_after` is an lr that is set with the move.
+    `lr_after` is an lr that is set with the move.
     """
-    params = parameters(shapes, parameter_rms, dtype)
-    theirs = (make or original(source))(params, **their_arguments)
-    steps(theirs, params, range(BEFORE), rms, kind)
+    params = parameters(shapes, dtype=dtype)
+    theirs = original(source)(params, **their_arguments)
+    steps(theirs, params, range(BEFORE), rms)
     mine = [p.detach().clone().requires_grad_() for p in params]
     start = [p.detach().clone() for p in params]
     ours = adafactor.like(source, mine, **their_arguments)
-    saved = copy.deepcopy(theirs.state_dict())
-    ours.load_state_dict(adafactor.migrate(saved, source, params=mine, arguments=unsaved))
+    ours.load_state_dict(adafactor.migrate(copy.deepcopy(theirs.state_dict()), source, params=mine))
     for group in [*theirs.param_groups, *ours.param_groups] if lr_after is not None else []:
         group["lr"] = lr_after
-    steps(theirs, params, range(BEFORE, BEFORE + after), rms, kind)
+    steps(theirs, params, range(BEFORE, BEFORE + AFTER), rms)
     schedule = scheduler(ours, BEFORE) if scheduler else None
-    for t in range(BEFORE, BEFORE + after):
-        steps(ours, mine, range(t, t + 1), rms, kind)
+    for t in range(BEFORE, BEFORE + AFTER):
+        steps(ours, mine, range(t, t + 1), rms)
         if schedule is not None:
             schedule.step()
     return apart(mine, params, start)

@@ -12,7 +12,6 @@ from torch import nn
 import adafactor
 from tests.migration.peers import (
     BEFORE,
-    CONVOLUTIONS,
     SAME,
     SHAPES,
     Shapes,
@@ -23,8 +22,6 @@ from tests.migration.peers import (
     steps,
 )
 
-FLOAT32 = {"momentum_dtype": torch.float32}
-EXACT = {"momentum_dtype": torch.float64}
 ABSOLUTE = {"lr": 1e-3, "relative_step": False, "scale_parameter": False}
 
 TORCH: list[dict[str, Any]] = [
@@ -42,109 +39,33 @@ TRANSFORMERS: list[dict[str, Any]] = [
     {"beta1": 0.0, "decay_rate": -0.6, "eps": (1e-20, 1e-2)},
     {"beta1": 0.9, "weight_decay": 0.1},
 ]
-TIMM: list[dict[str, Any]] = [
-    {},
-    {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1},
-    {"weight_decay": 0.1},
-    {"min_dim_size_to_factor": 1},
-    {"min_dim_size_to_factor": 1000, "scale_parameter": False, "eps": 1e-20, "eps_scale": 1e-2},
-]
-TIMM_BV: list[dict[str, Any]] = [
-    {"momentum": None},
-    {**EXACT, "lr": 1e-2, "clipping_threshold": 1.0, "weight_decay": 0.1},
-    {**EXACT, "lr": 1e-2, "weight_decay": 1e-3, "unscaled_wd": True, "min_dim_size_to_factor": 2},
-]
-PYTORCH_OPTIMIZER: list[dict[str, Any]] = [
-    {"betas": (None, 0.999)},
-    EXACT,
-    {**EXACT, "foreach": False, "clip_threshold": 0.5, "maximize": True},
-    {**EXACT, **ABSOLUTE, "weight_decay": 0.1},
-    {**EXACT, "weight_decay": 0.1},
-    {**EXACT, "weight_decay": 1e-3, "fixed_decay": True},
-]
 CASES = [
-    *(("torch", SHAPES, arguments) for arguments in TORCH),
-    *(("transformers", SHAPES, arguments) for arguments in TRANSFORMERS),
-    *(("timm", CONVOLUTIONS, arguments) for arguments in TIMM),
-    *(("timm_bv", CONVOLUTIONS, arguments) for arguments in TIMM_BV),
-    *(("pytorch_optimizer", SHAPES, arguments) for arguments in PYTORCH_OPTIMIZER),
+    *(("torch", arguments) for arguments in TORCH),
+    *(("transformers", arguments) for arguments in TRANSFORMERS),
 ]
-UNSAVED = ("clip_threshold", "momentum_dtype", "maximize", "decay_rate")
 TOLD = pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")  # of others, a warning is an error
 SLOW = [pytest.mark.slow]
-# ε₁ of torch, and what pytorch_optimizer's state dicts do not say
-MARKS: dict[str, list[pytest.MarkDecorator]] = {"torch": [TOLD], "pytorch_optimizer": [TOLD, *SLOW]}
+MARKS: dict[str, list[pytest.MarkDecorator]] = {"torch": [TOLD], "transformers": SLOW}  # ε₁ of torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("source", "shapes", "arguments"),
-    [pytest.param(*case, id=f"{case[0]} {case[2]}", marks=MARKS.get(case[0], SLOW)) for case in CASES],
-)
-def test_both_take_the_same_steps(source: str, shapes: Shapes, arguments: dict[str, Any], dtype: torch.dtype) -> None:
-    given = {**arguments, **(FLOAT32 if dtype == torch.float32 and "momentum_dtype" in arguments else {})}
-    unsaved = {key: given[key] for key in UNSAVED if key in given} if source == "pytorch_optimizer" else None
-    assert moved_apart(source, shapes, given, unsaved=unsaved, dtype=dtype) < SAME[dtype]
-
-
-UNSCALED = {"weight_decay": 1e-2, "unscaled_wd": True}
-SCHEDULED: list[tuple[str, dict[str, Any]]] = [
-    ("torch", {"lr": 1e-2, "weight_decay": 0.1}),
-    ("timm", {"lr": 1e-2, "betas": (0.9, 0.999), "weight_decay": 0.1}),
-    ("timm_bv", {**EXACT, "lr": 1e-2}),
-    ("timm_bv", {**EXACT, **UNSCALED, "lr": 1e-2}),
-    ("timm_bv", {**EXACT, **UNSCALED, "lr": 1e-2, "corrected_weight_decay": True}),
-    ("timm_bv", {**EXACT, "lr": 1e-2, "weight_decay": 0.1, "corrected_weight_decay": True}),
-    ("pytorch_optimizer", {**EXACT, **ABSOLUTE, "weight_decay": 1e-3, "fixed_decay": True}),
-]
-
-
-@pytest.mark.parametrize(
     ("source", "arguments"),
-    [pytest.param(*case, id=f"{case[0]} {case[1]}", marks=MARKS.get(case[0], SLOW)) for case in SCHEDULED],
+    [pytest.param(*case, id=f"{case[0]} {case[1]}", marks=MARKS[case[0]]) for case in CASES],
 )
-def test_both_take_the_same_steps_when_lr_changes(source: str, arguments: dict[str, Any]) -> None:
-    unsaved = EXACT if source == "pytorch_optimizer" else {"lr": arguments["lr"]}
-    assert moved_apart(source, CONVOLUTIONS, arguments, unsaved=unsaved, lr_after=5e-3) < SAME[torch.float64]
-
-
-@pytest.mark.slow
-def test_the_lr_that_a_corrected_decay_divides_by_is_that_of_the_optimizer_or_is_asked_for() -> None:
-    params = parameters([(24, 18), (5,)])
-    groups = [{"params": params[:1], "lr": 1e-3}, {"params": params[1:]}]
-    arguments = {"lr": 1e-2, "momentum": None, "weight_decay": 0.1, "corrected_weight_decay": True}
-    ours = adafactor.like("timm_bv", groups, **arguments)
-    assert [(g["lr"], g["weight_decay_by"]) for g in ours.param_groups] == [(1e-3, 1e-2), (1e-2, 1e-2)]
-    ours = adafactor.like("timm_bv", parameters([(5,)]), **{**arguments, "lr": torch.tensor(0.5)})
-    assert (ours.param_groups[0]["lr"], ours.param_groups[0]["weight_decay_by"]) == (0.5, 0.5)
-    theirs = original("timm_bv")(params, **arguments)
-    torch.optim.lr_scheduler.ConstantLR(theirs, 0.5)
-    with notes() as told:
-        moved = adafactor.migrate(theirs.state_dict(), "timm_bv")
-    assert "do not hold the lr that it was made with" in told[0] and "taken as 0.01" in told[0]
-    assert (moved["param_groups"][0]["lr"], moved["param_groups"][0]["weight_decay_by"]) == (5e-3, 1e-2)
+def test_both_take_the_same_steps(source: str, arguments: dict[str, Any], dtype: torch.dtype) -> None:
+    assert moved_apart(source, SHAPES, arguments, dtype=dtype) < SAME[dtype]
 
 
 @TOLD
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["timm_bv", "pytorch_optimizer"])
-def test_a_momentum_in_bfloat16_moves_in_bit_for_bit(source: str) -> None:
-    params = parameters(CONVOLUTIONS)
-    theirs = original(source)(params)
-    steps(theirs, params, range(BEFORE))
-    mine = [p.detach().clone().requires_grad_() for p in params]
-    ours = adafactor.like(source, mine)
-    ours.load_state_dict(adafactor.migrate(theirs.state_dict(), source, params=mine))
-    for p, q in zip(params, mine, strict=True):
-        assert ours.state[q]["momentum"].dtype == torch.bfloat16
-        assert torch.equal(ours.state[q]["momentum"], theirs.state[p]["exp_avg"])
-    group = ours.param_groups[0]
-    assert (group["momentum_dtype"], group["momentum_rounding"]) == ("bfloat16", "nearest")
+def test_both_take_the_same_steps_when_lr_changes() -> None:
+    arguments = {"lr": 1e-2, "weight_decay": 0.1}
+    assert moved_apart("torch", SHAPES, arguments, lr_after=5e-3) < SAME[torch.float64]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["transformers", "timm"])
-def test_bfloat16_parameters_take_the_same_steps_bit_for_bit(source: str) -> None:
+def test_bfloat16_parameters_take_transformers_steps_bit_for_bit() -> None:
+    source = "transformers"
     params = parameters([(24, 18), (18, 24), (9,)], dtype=torch.bfloat16)
     theirs = original(source)(params)
     steps(theirs, params, range(BEFORE))
@@ -220,9 +141,6 @@ def test_a_parameter_that_adamw_never_stepped_moves_in_without_state() -> None:
         ("torch", {}),
         ("adamw", {}),
         pytest.param("transformers", {}, marks=pytest.mark.slow),
-        pytest.param("timm", {}, marks=pytest.mark.slow),
-        pytest.param("timm_bv", {}, marks=pytest.mark.slow),
-        pytest.param("pytorch_optimizer", {}, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
@@ -244,13 +162,6 @@ def test_a_warm_up_goes_on_as_a_schedule() -> None:
     with notes() as told:
         assert moved_apart("transformers", SHAPES, arguments, scheduler=schedule) < SAME[torch.float64]
     assert f"warmup(optimizer, last_epoch={BEFORE - 1})" in told[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cap", [0.1, 0.8, 1.0])  # reached before the move, after it, and never
-def test_the_cap_of_beta2_moves_in(cap: float) -> None:
-    arguments = {"beta2_cap": cap, "momentum": None, "lr": 1e-2}
-    assert moved_apart("timm_bv", CONVOLUTIONS, arguments) < SAME[torch.float64]  # and there is no warning
 
 
 @pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")

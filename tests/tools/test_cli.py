@@ -41,7 +41,7 @@ WRONG = [
     ("bench --suite gpt2", "run `python -m benchmarks` in a checkout of it; `adafactor check --bench` times"),
     ("migrate nowhere.pt out.pt", "nowhere.pt is not a file"),
     ("migrate in.pt out.pt --from keras", "choose from 'torch', 'transformers', "),
-    ("migrate in.pt out.pt --from torch --arguments 3", "not a JSON object"),
+    ("migrate in.pt out.pt --to keras", "choose from 'torch', 'transformers', "),
 ]
 
 

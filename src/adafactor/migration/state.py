@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adafactor.core.factoring import STEP_DTYPE, Factored, find_factoring, is_stack
+from adafactor.core.factoring import STEP_DTYPE
 
 Shape = tuple[int, ...]
 Axes = tuple[int, int]  # of rows and of columns
+Rule = Callable[[Shape], Axes | None]  # the axes over which a tensor of this shape is factored
 Arguments = Mapping[str, Any]
 Entry = Mapping[str, Any]  # the state of one parameter
 StateDict = dict[str, Any]
 Means = dict[int | None, Tensor]  # axis → mean of V over it, which keeps the axis with length 1; None → V itself
-AxesOf = Callable[[Shape], Axes | None]  # the axes over which a tensor of this shape is factored
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float64, torch.float32, *HALF)
@@ -60,12 +59,6 @@ class Moments:
             axis = min(self.axes, key=lambda axis: self.shape[axis])
         return self.means[axis]
 
-    def permute(self, order: tuple[int, ...]) -> Moments:
-        """Return the same for the parameter `permute(order)`."""
-        means = {None if axis is None else order.index(axis): t.permute(order) for axis, t in self.means.items()}
-        momentum = None if self.momentum is None else self.momentum.permute(order)
-        return Moments(tuple(self.shape[axis] for axis in order), self.step, means, momentum)
-
 
 @dataclass
 class Member:
@@ -77,12 +70,11 @@ class Member:
     shape: Shape | None = None  # None if it is unknown
     entry: Entry = field(default_factory=dict)  # its state as it was found; empty if it has taken no step
     moments: Moments | None = None  # what that says
-    slices: tuple[int, ...] = ()  # the axes along which the peer steps slices by themselves
 
-    @property
-    def is_sliced(self) -> bool:
-        """Whether our `per_slice` does the same."""
-        return self.slices == (0,) and self.shape is not None and is_stack(self.shape)
+
+def one_step_count(step: int) -> dict[str, Any]:
+    """The count of steps as torch's optimizers and ours keep it."""
+    return {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
 
 
 @dataclass(frozen=True)
@@ -93,31 +85,28 @@ class Format:
     row: str
     col: str
     momentum: str
-    keeps_axes: bool = False  # the axis of a mean stays, with length 1
-    count: Callable[[int], dict[str, Any]] = lambda step: {"step": torch.tensor(float(step), dtype=STEP_DTYPE)}
+    keeps_axes: bool = True  # the axis of a mean stays, with length 1; without it, they are means over the last two
+    count: Callable[[int], dict[str, Any]] = one_step_count
 
-    def read(self, member: Member, axes_of: AxesOf, step: int) -> Moments:
-        """Read the moments of a parameter whose optimizer factors each shape over known axes.
+    def read(self, member: Member, rule: Rule) -> Moments:
+        """Read the moments of a parameter of an optimizer that factors by this rule.
 
-        Its own shape follows from that, and must be the one that is known, if any.
+        Its shape follows from them, and must be the one that is known, if any.
         """
         entry, name = member.entry, member.name
-        momentum = _read_tensor(member, self.momentum) if self.momentum in entry else None
-        means: Means
         if self.row in entry or self.col in entry:
-            shape, means = self._locate(member, axes_of)
+            shape, means = self._factors(member, rule)
         elif self.full in entry:
-            means = {None: _read_tensor(member, self.full)}
+            means = {None: _statistic(member, self.full)}
             shape = tuple(means[None].shape)
         else:
             raise ValueError(f"the state of {name} has neither {self.row!r} nor {self.full!r}; it has {_list(entry)}")
         if member.shape not in (None, shape):
             raise ValueError(f"{name} has the shape {member.shape}, its state is of the shape {shape}")
-        if momentum is not None and tuple(momentum.shape) != shape:
-            raise ValueError(f"{name} of shape {shape} has a momentum of shape {tuple(momentum.shape)}")
-        if None not in means:
-            self._check_means(member, *means.values())
-        return Moments(shape, step, means, momentum)
+        momentum = _read_tensor(member, self.momentum) if self.momentum in entry else None
+        if momentum is not None and (tuple(momentum.shape) != shape or not momentum.isfinite().all()):
+            raise ValueError(f"{self.momentum!r} of {name} must be finite, and of the shape {shape}")
+        return Moments(shape, count_steps(entry.get("step"), f"'step' of {name}"), means, momentum)
 
     def write(self, moments: Moments, axes: Axes | None) -> dict[str, Any]:
         """Return the entry of a parameter that is factored over these axes: copies, since the source may go on."""
@@ -128,58 +117,32 @@ class Format:
             state[key] = (mean if axis is None or self.keeps_axes else mean.squeeze(axis)).clone()
         return state if moments.momentum is None else {**state, self.momentum: moments.momentum.clone()}
 
-    def _locate(self, member: Member, axes_of: AxesOf) -> tuple[Shape, Means]:
-        """Find the shape, and the two axes, for which the optimizer would keep statistics of these shapes."""
-        row, col = _read_tensor(member, self.row), _read_tensor(member, self.col)
-        fitting: dict[Shape, Means] = {}
-        dims = row.dim() + (not self.keeps_axes) if row.dim() == col.dim() else 0
-        for row_axis, col_axis in itertools.permutations(range(dims), 2):
-            r, c = (row, col) if self.keeps_axes else (row.unsqueeze(col_axis), col.unsqueeze(row_axis))
-            shape = (*r.shape[:col_axis], c.shape[col_axis], *r.shape[col_axis + 1 :])
-            of_means = [(*shape[:axis], 1, *shape[axis + 1 :]) for axis in (col_axis, row_axis)]
-            if [tuple(r.shape), tuple(c.shape)] == of_means and axes_of(shape) == (row_axis, col_axis):
-                fitting[shape] = {col_axis: r, row_axis: c}
-        shape = next(iter(fitting)) if len(fitting) == 1 else member.shape or ()
-        if shape not in fitting:
-            given = "" if member.shape is None else f" of shape {member.shape}"
+    def _factors(self, member: Member, rule: Rule) -> tuple[Shape, Means]:
+        """Find the shape for which the optimizer would keep factors of these shapes, and check that they belong."""
+        row, col = _statistic(member, self.row), _statistic(member, self.col)
+        r, c = (row, col) if self.keeps_axes else (row.unsqueeze(-1), col.unsqueeze(-2) if col.dim() else col)
+        shape = tuple(map(max, r.shape, c.shape)) if r.dim() == c.dim() else ()
+        axes = rule(shape)
+        if axes is None or [tuple(r.shape), tuple(c.shape)] != [_without(shape, axes[1]), _without(shape, axes[0])]:
             raise ValueError(
                 f"{self.row!r} and {self.col!r} of {member.name} are {tuple(row.shape)} and {tuple(col.shape)}, "
-                f"not the means of rows and of columns of one tensor{given}"
+                "not the means of rows and of columns of one tensor"
             )
-        return shape, fitting[shape]
-
-    def _check_means(self, member: Member, row: Tensor, col: Tensor) -> None:
-        """Refuse what cannot be the statistics of one gradient: in every Adafactor, both factors have the same mean."""
         low, high = sorted(float(t.double().mean()) for t in (row, col))  # NaN of no elements
         is_half = any(member.entry[key].dtype in HALF for key in (self.row, self.col))
         gap = 0.5 if is_half else 0.02  # averages in half precision drift
-        if 1e-30 < high < math.inf and low < high * (1 - gap):
+        if high > 1e-30 and low < high * (1 - gap):
             raise ValueError(
                 f"the row and column statistics of {member.name} have the means {low:.3g} and {high:.3g}, which are "
                 "equal in every Adafactor: the state is damaged or of another optimizer"
             )
-
-
-def factored_axes(shape: Shape, keywords: Arguments) -> Axes | None:
-    """Return the row and the column axis of a tensor with these keywords of ours; None if it is unfactored."""
-    names = ("factored", "axes", "min_factored", "per_slice")
-    factoring = find_factoring(shape, *(keywords[name] for name in names))
-    return (factoring.row_axis, factoring.col_axis) if isinstance(factoring, Factored) else None
-
-
-def require_elements(value: Tensor, name: str) -> Tensor:
-    """Return the tensor if all its elements are there: a file of 2 kB can claim 10¹² of them by strides of 0."""
-    if value.layout != torch.strided or value.is_nested or value.is_meta:
-        raise ValueError(f"{name} is {'nested' if value.is_nested else value.layout} on {value.device}, not dense")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise ValueError(f"{name} has the shape {tuple(value.shape)}, but not as many elements")
-    return value
+        return shape, {axes[1]: r, axes[0]: c}
 
 
 def count_steps(value: Any, name: str) -> int:
     """Return a number of steps as an integer."""
     if isinstance(value, Tensor) and value.numel() == 1:
-        value = require_elements(value, name).item()
+        value = _require_elements(value, name).item()
     # NaN is not in the range either
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53 or value != int(value):
         raise ValueError(f"{name} is {_describe(value)}, not a number of steps")
@@ -196,33 +159,32 @@ def read_groups(state_dict: Any, params: list[Member] | None) -> list[tuple[dict
     groups, state = state_dict["param_groups"], state_dict["state"]
     if not isinstance(state, Mapping) or not isinstance(groups, Sequence):
         raise ValueError("not an optimizer's state dict: 'state' must be a dict and 'param_groups' a list")
-    result = []
-    for number, group in enumerate(groups):
-        if not isinstance(group, Mapping) or not _is_list(group.get("params"), int, str):
-            raise ValueError(f"group {number} of the state dict has no list 'params' of numbers or names")
-        if "param_names" in group and not _is_list(group["param_names"], str):
-            raise ValueError(f"group {number} of the state dict has 'param_names' that are no list of names")
-        # in a distributed checkpoint, names stand for numbers
-        names = group.get("param_names") or [key if isinstance(key, str) else "" for key in group["params"]]
-        if len(names) != len(group["params"]):
-            raise ValueError(f"group {number} of the state dict has another number of 'param_names' than of 'params'")
-        members = [
-            Member(name or f"parameter {key}", key, bool(name), entry=state.get(key) or {})
-            for key, name in zip(group["params"], names, strict=True)
-        ]
-        result.append((dict(group), members))
+    result = [(dict(group), _members(group, number, state)) for number, group in enumerate(groups)]
     members = [member for _, members in result for member in members]
     keys = {member.item for member in members}
     if len(keys) != len(members):
         raise ValueError("the state dict has a parameter in two groups")
     if extra := [key for key in state if key not in keys]:
         raise ValueError(f"the state dict has a state for parameter {extra[0]!r}, which is in no group")
-    for member in members:
-        if not isinstance(member.entry, Mapping):
-            raise ValueError(f"the state of {member.name} is {type(member.entry).__name__}, not a dict")
     if params is not None:
         _match_shapes(members, params)
     return result
+
+
+def _members(group: Any, number: int, state: Mapping[Any, Any]) -> list[Member]:
+    """Return the parameters of a group with their states; in a distributed checkpoint, names stand for numbers."""
+    if not isinstance(group, Mapping) or not _is_list(group.get("params"), int, str):
+        raise ValueError(f"group {number} of the state dict has no list 'params' of numbers or names")
+    names = group.get("param_names") or [key if isinstance(key, str) else "" for key in group["params"]]
+    if not _is_list(names, str) or len(names) != len(group["params"]):
+        raise ValueError(f"group {number} of the state dict has 'param_names' that are not a name for each of 'params'")
+    members = []
+    for key, name in zip(group["params"], names, strict=True):
+        entry = state.get(key) or {}
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"the state of {name or key} is {type(entry).__name__}, not a dict")
+        members.append(Member(name or f"parameter {key}", key, bool(name), entry=entry))
+    return members
 
 
 def _match_shapes(members: list[Member], params: list[Member]) -> None:
@@ -239,15 +201,37 @@ def _match_shapes(members: list[Member], params: list[Member]) -> None:
         member.shape = param.shape
 
 
+def _statistic(member: Member, key: str) -> Tensor:
+    """Read a mean of squares: no number is below 0, and an infinite one would make X NaN at the next step."""
+    value = _read_tensor(member, key)
+    if value.numel() and not (value.min() >= 0 and value.max() < math.inf):
+        raise ValueError(f"{key!r} of {member.name} has elements that are negative, infinite or NaN")
+    return value
+
+
 def _read_tensor(member: Member, key: str) -> Tensor:
-    """Read a statistic of a parameter, in float32 or float64."""
+    """Read a tensor of a parameter's state, in float32 or float64."""
     name = f"{key!r} of {member.name}"
     if key not in member.entry:
         raise ValueError(f"the state of {member.name} has no {key!r}; it has {_list(member.entry)}")
     value = member.entry[key]
     if not isinstance(value, Tensor) or value.dtype not in FLOATS:
         raise ValueError(f"{name} is {_describe(value)}, not a floating-point tensor of 16, 32 or 64 bits")
-    return require_elements(value, name).detach().to(torch.promote_types(value.dtype, torch.float32))
+    return _require_elements(value, name).detach().to(torch.promote_types(value.dtype, torch.float32))
+
+
+def _require_elements(value: Tensor, name: str) -> Tensor:
+    """Return the tensor if all its elements are there: a file of 2 kB can claim 10¹² of them by strides of 0."""
+    if value.layout != torch.strided or value.is_nested or value.is_meta:
+        raise ValueError(f"{name} is {'nested' if value.is_nested else value.layout} on {value.device}, not dense")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise ValueError(f"{name} has the shape {tuple(value.shape)}, but not as many elements")
+    return value
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    """The shape of a mean over an axis."""
+    return (*shape[:axis], 1, *shape[axis + 1 :])
 
 
 def _is_list(values: Any, *types: type) -> bool:

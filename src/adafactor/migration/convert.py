@@ -9,26 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from adafactor.core.settings import Settings, rename_momentum
-from adafactor.migration import fairseq, torch_optim, trees
-from adafactor.migration.peer import OURS, Group, Keywords, MigrationWarning, Peer, translate
-from adafactor.migration.state import Arguments, Member, StateDict, factored_axes, read_groups, refuse_damage
+from adafactor.migration.peer import Group, MigrationWarning, Peer, translate
+from adafactor.migration.peers import OURS, PEERS, TARGETS
+from adafactor.migration.state import Arguments, Member, StateDict, read_groups, refuse_damage
 from adafactor.optimizer import Adafactor
 
-PEERS = {
-    "torch": torch_optim.ADAFACTOR,
-    "transformers": fairseq.TRANSFORMERS,
-    "fairseq": fairseq.FAIRSEQ,
-    "timm": fairseq.TIMM,
-    "timm_bv": fairseq.TIMM_BV,
-    "pytorch_optimizer": fairseq.PYTORCH_OPTIMIZER,
-    "optax": trees.OPTAX,
-    "t5x": trees.T5X,
-    "adamw": torch_optim.ADAMW,
-    "adafactor": OURS,
-}
-TARGETS = ("adafactor", *(name for name, peer in PEERS.items() if peer.back is not None and peer is not OURS))
-INTERNAL = ("params", "param_names", "step", "relative_step")  # what groups may hold besides arguments
+INTERNAL = ("params", "param_names", "relative_step")  # what groups may hold besides arguments
 
 
 def migrate(
@@ -38,24 +24,20 @@ def migrate(
     *,
     params: Any = None,
     arguments: Mapping[str, Any] | None = None,
-    paths: Mapping[str, Any] | None = None,
 ) -> StateDict:
     """Convert an optimizer's state dict, arguments and statistics, from `source` to `target`.
 
     Load the result into the optimizer that `like` makes of the same arguments. Where our steps will differ from the
-    original's, a `MigrationWarning` says how and how much; what cannot be converted is a ValueError.
+    original's, a `MigrationWarning` says how; what cannot be converted is a ValueError.
 
     Args:
-        state_dict: what the other optimizer's `state_dict()` gave; of optax the state, of T5X its `state_dict`.
-        source: "torch", "adamw" (torch.optim's AdamW or Adam), "transformers", "fairseq", "timm", "timm_bv"
-            (AdafactorBigVision), "pytorch_optimizer", "optax", "t5x", or "adafactor"; None: found by the keys.
+        state_dict: what the other optimizer's `state_dict()` gave.
+        source: "torch", "transformers", "adamw" (torch.optim's AdamW or Adam), or "adafactor"; None: found by the keys.
         target: "adafactor", "torch" or "transformers".
         params: the parameters in the optimizer's order (tensors, named tensors, groups, or a mapping from names to
-            tensors or shapes): their number, names and shapes are checked. Needed for optax and T5X.
-        arguments: the other optimizer's arguments that its state dict does not hold: all of optax and T5X; `lr`, and
-            of AdamW `betas`, may be given anew, for the steps to come.
-        paths: for optax and T5X, from our names to the paths in their trees where they are not the same, or to pairs
-            of a path and the order of axes: `{"weight": ("dense/kernel", (1, 0))}` for a transposed matrix.
+            tensors or shapes): their number, names and shapes are checked.
+        arguments: the other optimizer's arguments that its state dict does not hold; `lr`, and of AdamW `betas`, may
+            be given anew, for the steps to come.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(4, 2))
@@ -70,14 +52,9 @@ def migrate(
     _check_owner(state_dict, source)
     peer, given = PEERS[source], dict(arguments or {})
     own = None if params is None else [member for _, members in _read_params(params) for member in members]
+    _check_arguments(peer, given)
     with refuse_damage(f"the state or the arguments of {peer.name}"):
-        _check_arguments(peer, given)
-        if source in trees.FIELDS:
-            args = {**peer.defaults, **given}
-            members = trees.read(state_dict, peer, args, own, paths or {})
-            groups = [Group(peer, args, members, saved={}, given=given)]  # a tree has no groups
-        else:
-            groups = [_read_group(peer, *group, given) for group in read_groups(state_dict, own)]
+        groups = [_read_group(peer, *group, given) for group in read_groups(state_dict, own)]
         converted, notes = _write(groups, PEERS[target])
     _warn(notes)
     return converted
@@ -86,11 +63,8 @@ def migrate(
 def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     """Make our optimizer with another's arguments, so that a training script changes one line.
 
-    Where one of its groups holds parameters that it treats in different ways (say, factors only large ones), ours has
-    a group of each kind.
-
     Args:
-        source: as for `migrate`.
+        source: "torch", "transformers" or "adamw".
         params: as for the other optimizer: parameters, named parameters, or groups with arguments of their own.
         arguments: the other optimizer's keyword arguments.
 
@@ -104,17 +78,16 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
     peer = PEERS[source]
     _check_arguments(peer, arguments)
     args = {**peer.defaults, **arguments}
-    defaults = asdict(Group(peer, args, [], given=args).settings)
-    groups, ours = [], []
+    groups = []
     for overrides, members in _read_params(params):
         _check_arguments(peer, [key for key in overrides if key in OURS.arguments])
         extras = {key: value for key, value in overrides.items() if key not in args}
         groups.append(Group(peer, {**args, **overrides}, members, given=args, extras=extras))
-        for keywords, part in groups[-1].split():
-            ours.append({**groups[-1].extras, **keywords, "params": [member.item for member in part]})
-    if not any(group["beta1"] for group in ours):
-        defaults["momentum_dtype"] = Settings.momentum_dtype  # another without momentum is refused
-    optimizer = Adafactor(ours, **defaults)
+    ours = [
+        {**group.extras, **asdict(group.settings), "params": [member.item for member in group.members]}
+        for group in groups
+    ]
+    optimizer = Adafactor(ours, **asdict(Group(peer, args, given=args).settings))
     _warn(note for group in groups for note in group.notes)
     return optimizer
 
@@ -122,18 +95,11 @@ def like(source: str, params: Any, **arguments: Any) -> Adafactor:
 def guess(state_dict: Any) -> str:
     """Return whose state it is by its keys, or raise an error that lists them."""
     groups = _groups(state_dict)
-    source = _recognise(groups) or trees.recognise(state_dict)
+    source = _recognise(groups)
     if source is None:
         unknown = groups[0] if groups else state_dict
         keys = ", ".join(map(repr, unknown))[:300] if isinstance(unknown, Mapping) else type(unknown).__name__
         raise ValueError(f"it cannot be told whose state this is, which has {keys}: say one of {', '.join(PEERS)}")
-    if source == "transformers" and any(
-        group["scale_parameter"] is True and group.get("relative_step") is not True for group in groups
-    ):
-        raise ValueError(
-            "the state dict is of transformers' or of fairseq's Adafactor, whose lr mean different things with "
-            "scale_parameter=True and relative_step=False: say which"
-        )
     return source
 
 
@@ -145,9 +111,9 @@ def _groups(state_dict: Any) -> list[Mapping[str, Any]]:
 
 
 def _recognise(groups: list[Mapping[str, Any]]) -> str | None:
-    """Return the optimizer with such groups: ours first, and timm's, which have all of transformers', before it."""
+    """Return the optimizer with such groups, ours first; timm's have all that transformers' have, and `eps_scale`."""
     for name, peer in reversed(PEERS.items()) if groups else ():
-        if peer.signs and all(peer.signs <= group.keys() for group in groups):
+        if all(peer.signs <= group.keys() and "eps_scale" not in group for group in groups):
             return name
     return None
 
@@ -155,7 +121,7 @@ def _recognise(groups: list[Mapping[str, Any]]) -> str | None:
 def _check_owner(state_dict: Any, source: str) -> None:
     """Refuse the state of an optimizer that is plainly another one."""
     owner = _recognise(_groups(state_dict))
-    if owner is None or owner == source or (owner, source) == ("transformers", "fairseq"):
+    if owner is None or owner == source:
         return
     keys = ", ".join(map(repr, sorted(PEERS[owner].signs)))
     advice = "there is nothing to convert" if owner == "adafactor" else f"its source is {owner!r}"
@@ -201,9 +167,6 @@ def _read_params(params: Any) -> list[tuple[dict[str, Any], list[Member]]]:
 
 def _read_group(peer: Peer, saved: Arguments, members: list[Member], given: Arguments) -> Group:
     """Put a group of a state dict into our words."""
-    if peer is OURS:
-        saved = dict(saved)
-        rename_momentum(saved)
     for name, value in given.items():
         if name not in peer.renewable and saved.get(name, ...) not in (..., value):
             raise ValueError(f"{name}={value!r} is given, but the state dict has {saved[name]!r}")
@@ -215,28 +178,29 @@ def _write(groups: list[Group], peer: Peer) -> tuple[StateDict, list[str]]:
     """Make a peer's state dict, parameters numbered anew; names that stand for numbers stay. And what differs."""
     entries: dict[int | str, dict[str, Any]] = {}
     param_groups: list[dict[str, Any]] = []
-    differences: list[str] = []
+    notes: list[str] = []
     number = 0
     for group in groups:
-        translate(group.settings, peer)  # refuses what cannot be expressed before tensors are read
-        for keywords, members in group.split():
-            args, notes = translate(Settings(**keywords), peer)
-            keys = [m.item if isinstance(m.item, str) else number + i for i, m in enumerate(members)]
-            is_named = bool(members) and all(m.is_named for m in members)
-            named = {"param_names": [m.name for m in members]} if is_named else {}
-            param_groups.append({**group.extras, **args, "params": keys, **named})
-            stepped = [(key, m) for key, m in zip(keys, members, strict=True) if m.moments is not None]
-            entries |= {key: _write_entry(m, keywords, peer, args) for key, m in stepped}
-            differences += notes
-            number += len(members)
-    return {"state": entries, "param_groups": param_groups}, [n for g in groups for n in g.notes] + differences
+        args, differences = translate(group.settings, peer)  # refuses what cannot be expressed before tensors are read
+        group.read()
+        keys = [m.item if isinstance(m.item, str) else number + i for i, m in enumerate(group.members)]
+        is_named = bool(keys) and all(m.is_named for m in group.members)
+        named = {"param_names": [m.name for m in group.members]} if is_named else {}
+        param_groups.append({**group.extras, **args, "params": keys, **named})
+        stepped = [(key, m) for key, m in zip(keys, group.members, strict=True) if m.moments is not None]
+        entries |= {key: _write_entry(m, group, peer, args) for key, m in stepped}
+        notes += [*group.notes, *differences]
+        number += len(keys)
+    return {"state": entries, "param_groups": param_groups}, notes
 
 
-def _write_entry(member: Member, keywords: Keywords, peer: Peer, args: Arguments) -> dict[str, Any]:
-    """Return the peer's state of a parameter, which it must factor as ours does with these keywords."""
+def _write_entry(member: Member, group: Group, peer: Peer, args: Arguments) -> dict[str, Any]:
+    """Return the peer's state of a parameter, which it must factor as ours does with the group's keywords."""
     moments, name = member.moments, member.name
     assert moments is not None
-    own, axes = factored_axes(moments.shape, keywords), peer.rule(args, name, moments.shape)
+    own, axes = (
+        each.rule(keywords, moments.shape) for each, keywords in ((OURS, asdict(group.settings)), (peer, args))
+    )
     if axes and own and set(own) != set(axes):
         raise ValueError(
             f"{name} of shape {moments.shape} is factored over the axes {own}; {peer.name} would factor it over the "
@@ -244,7 +208,4 @@ def _write_entry(member: Member, keywords: Keywords, peer: Peer, args: Arguments
         )
     if axes and not own and 1 not in (moments.shape[axis] for axis in axes):
         raise ValueError(f"{name} of shape {moments.shape} has its second moment whole; {peer.name} would factor it")
-    entry = peer.format.write(moments, axes)
-    if member.is_sliced:
-        entry["step"] = entry["step"].repeat(moments.shape[0])
-    return entry
+    return peer.format(group.settings).write(moments, axes)
