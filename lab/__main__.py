@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     page = _command(add("report", help="what the records say, as one Markdown page"), commands.write_report)
     page.add_argument("--output", type=Path, default=Path("runs/report.md"))
     page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
+    page.add_argument("--headline", action="store_true", help="only print the sentences of the first pages")
     page.add_argument("--documents", action="store_true", help="also write what docs/ has from the records")
 
     say = _command(add("translate", help="translate a sentence with a trained run"), commands.translate_one)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab import results, rules, updates
-from lab.results import FAILED, FAILS, HOLDS, UNDECIDED, Difference, Record, dev_loss, of_row, paired
+from lab.results import FAILED, FAILS, HOLDS, UNDECIDED, Difference, Record, dev_loss, final_loss, of_row, paired
 from lab.rows import ROWS, TABLE_2
 from lab.rules import Claim, Pair
 
@@ -45,12 +45,18 @@ def judge(claim: Claim, records: list[Record]) -> Finding | None:
     beside = [other_difference(claim, pair, records) for pair in claim.pairs]
     others = [_verdict(claim.rule, found) for found in beside]
     verdict = _together(verdicts)
+    is_opposite = verdict != UNDECIDED and any(map(_is_beyond_zero, deciding, beside))
     return Finding(
         verdict,
         _shown(claim.pairs, [pair.scale for pair in claim.pairs], deciding, verdicts),
         _shown(claim.pairs, [pair.other or "" for pair in claim.pairs], beside, others),
-        {verdict, _together(others)} == {HOLDS, FAILS},
+        is_opposite or {verdict, _together(others)} == {HOLDS, FAILS},
     )
+
+
+def _is_beyond_zero(deciding: Difference, beside: Difference) -> bool:
+    """Whether the whole second interval is on the other side of 0."""
+    return beside.high < 0 < deciding.mean or deciding.mean < 0 < beside.low
 
 
 def deciding_difference(claim: Claim, pair: Pair, records: list[Record]) -> Difference:
@@ -66,7 +72,7 @@ def other_difference(claim: Claim, pair: Pair, records: list[Record]) -> Differe
 def _difference(claim: Claim, pair: Pair, scale: str, records: list[Record]) -> Difference:
     steps = pair.multipliers or (None, None)
     first, second = (of_row(records, name, scale, m) for name, m in zip((pair.first, pair.second), steps, strict=True))
-    return paired(first, second, lambda record: results.final_loss(record, claim.evaluation))
+    return paired(first, second, lambda record: final_loss(record, claim.evaluation))
 
 
 def _verdict(rule: str, found: Difference) -> str:
@@ -140,7 +146,7 @@ def _embeddings(claim: Claim, records: list[Record]) -> Finding | None:
         for scheme in ("scaled", claim.rule)
     }
     common = sorted(set.intersection(*(set(found) for found in runs.values())))
-    rises = [[dev_loss(runs[name, claim.rule][key]) - dev_loss(runs[name, "scaled"][key]) for key in common]
+    rises = [[final_loss(runs[name, claim.rule][key]) - final_loss(runs[name, "scaled"][key]) for key in common]
              for name in (claim.pairs[0].first, claim.pairs[0].second)]  # fmt: skip
     if not common:
         return None
@@ -162,23 +168,31 @@ def _memory(claim: Claim, records: list[Record]) -> Finding | None:
 
 def _sides(claim: Claim, records: list[Record]) -> Finding | None:
     """In how many rows of each model failing or learning is as in the paper."""
-    texts: list[str] = []
-    counts: list[int | None] = []
-    for scale in dict.fromkeys(pair.scale for pair in claim.pairs):
-        pairs = [pair for pair in claim.pairs if pair.scale == scale]
-        losses = {pair.first: [results.final_loss(r) for r in of_row(records, pair.first, scale)
-                               if r["config"]["seed"] in pair.seeds] for pair in pairs}  # fmt: skip
-        if any(len(found) < 2 for found in losses.values()):
-            counts.append(None)
-            continue
-        against = [name.rstrip("-") for name, found in losses.items() if not is_as_in_the_paper(name, found)]
-        counts.append(len(pairs) - len(against))
-        texts.append(f"`{scale}`: {counts[-1]} of {len(pairs)}" + (f", not {', '.join(against)}" if against else ""))
-    if not texts:
+    found = as_in_the_paper(records)
+    if not found:
         return None
-    known = [number for number in counts if number is not None]
-    verdict = FAILS if min(known) <= 5 else HOLDS if None not in counts and min(known) >= 8 else UNDECIDED
-    return Finding(verdict, "\n".join(texts))
+    counts = [as_there for as_there, _, _ in found.values()]
+    are_all_there = len(found) == len({pair.scale for pair in claim.pairs})
+    verdict = FAILS if min(counts) <= 5 else HOLDS if are_all_there and min(counts) >= 8 else UNDECIDED
+    return Finding(verdict, "\n".join(f"`{scale}`: {text_of_sides(*each)}" for scale, each in found.items()))
+
+
+def as_in_the_paper(records: list[Record]) -> dict[str, tuple[int, int, list[str]]]:
+    """Of each other model whose rows have two seeds: how many do as in the paper, of how many, and which do not."""
+    found = {}
+    pairs = [pair for claim in rules.claims() if claim.rule == "sides" for pair in claim.pairs]
+    for scale in dict.fromkeys(pair.scale for pair in pairs):
+        losses = {pair.first: [final_loss(run) for run in of_row(records, pair.first, scale)
+                  if run["config"]["seed"] in pair.seeds] for pair in pairs if pair.scale == scale}  # fmt: skip
+        if all(len(some) > 1 for some in losses.values()):
+            against = [name.rstrip("-") for name, some in losses.items() if not is_as_in_the_paper(name, some)]
+            found[scale] = len(losses) - len(against), len(losses), against
+    return found
+
+
+def text_of_sides(as_there: int, rows: int, against: Sequence[str]) -> str:
+    """`8 of 10, not F, I`."""
+    return f"{as_there} of {rows}" + (f", not {', '.join(against)}" if against else "")
 
 
 def is_as_in_the_paper(name: str, losses: Sequence[float]) -> bool:
@@ -191,7 +205,7 @@ def pattern_losses(records: list[Record], warm: bool, scale: str = "pattern") ->
     """The final dev losses of rows A to P, in the order of the table, over all seeds."""
     names = [row.name + "-" * (not warm) for row in TABLE_2 if row.step != "sgd"]
     runs = {name: of_row(records, name, scale) for name in names}
-    return {name: [results.final_loss(run) for run in found] for name, found in runs.items() if found}
+    return {name: [final_loss(run) for run in found] for name, found in runs.items() if found}
 
 
 def bleu_of_the_margin(records: list[Record]) -> float:

@@ -15,9 +15,10 @@ from safetensors.torch import load_model
 
 from lab import corpus as corpora
 from lab import demo, experiments, pictures, records, vocabulary, wmt
+from lab.answer import headline
 from lab.corpus import PARTS, Corpus, OwnFiles
 from lab.decode import translate
-from lab.documents import MARKS, documents, report
+from lab.documents import END, begin, documents, report
 from lab.files import LockedError, put_between, write_text
 from lab.model import Shape, Transformer
 from lab.pool import run_missing, summary
@@ -126,11 +127,14 @@ def write_report(arguments: argparse.Namespace) -> int:
     folder = arguments.records or (_cache(arguments) / "records" if papers else RECORDS)
     found = records.read(folder)
     wanted = [r for r in found if r["config"]["scale"]["name"].startswith(arguments.scale or "")]
+    if arguments.headline:
+        print("\n".join(headline(found)))
+        return 0
     _write(arguments.output, report(wanted))
     if arguments.documents:
-        for document, text in documents(found).items():
-            put_between(document, *MARKS, text)
-            print(f"What the records say is in {document}")
+        for (document, part), text in documents(found).items():
+            put_between(document, begin(part), END, text)
+            print(f"{part} is in {document}")
         for picture in pictures.draw(found):
             print(f"Drawn: {picture}")
     return 0

@@ -44,7 +44,7 @@ def put_between(path: Path, begin: str, end: str, text: str) -> None:
     _, second, after = rest.partition(end)
     if not first or not second:
         raise ValueError(f"{path} has no place for the tables: the marks {begin.strip()} and {end.strip()}")
-    write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
+    write_text(path, f"{before}{begin}\n{text.rstrip()}\n\n{end}{after}")
 
 
 def digest(paths: Iterable[Path]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lab import results, tables, updates
+from lab.answer import is_pattern_whole
 from lab.claims import pattern_losses
 from lab.experiments import ADAPTIVE
 from lab.results import Record, of_row
@@ -25,7 +26,7 @@ STRETCH = 20  # steps of a point of that figure
 def draw(records: list[Record]) -> list[Path]:
     """Draw every picture that there are records for, and return the files."""
     drawn = []
-    if can_draw_pattern(records):
+    if is_pattern_whole(records):
         draw_pattern(records, PATTERN)
         drawn.append(PATTERN)
     if tables.gaps(records):
@@ -35,11 +36,6 @@ def draw(records: list[Record]) -> list[Path]:
         draw_updates(records, UPDATES)
         drawn.append(UPDATES)
     return drawn
-
-
-def can_draw_pattern(records: list[Record]) -> bool:
-    """Whether every row was run with and without warm-up."""
-    return all(len(pattern_losses(records, warm)) == len(ADAPTIVE) for warm in (True, False))
 
 
 @styled

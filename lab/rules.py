@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).parent / "claims.json"
+# What claims take from the one before them in the list.
+BEGUN = {
+    "The same in": "Adafactor without momentum or warm-up (O) does as well as Adam with both (B), in",
+    "relieves that": "relieves the instability of A without warm-up",
+    "relieves it": "relieves the instability of A without warm-up",
+    "(I) does not: A": "(I) does not relieve the instability of A without warm-up: A",
+}
 STATED: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
 
 
@@ -35,6 +42,14 @@ class Claim:
     known: str  # which of its runs were known when the rule was set: "none", "all" or some seeds
     set: str  # when that was
     pairs: tuple[Pair, ...]
+
+    @property
+    def title(self) -> str:
+        """The claim in words that need no other claim before them."""
+        words = self.claim
+        for begun, whole in BEGUN.items():
+            words = words.replace(begun, whole)
+        return words
 
 
 def claims() -> list[Claim]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from lab import results, rules, updates
 from lab.claims import judge_all, pattern_losses
 from lab.experiments import COMPARISON, OTHER_MODELS, UPDATES_ROWS, chosen_step_size, table_3_adam
 from lab.presets import SCALES
-from lab.results import Record, mean, of_row
+from lab.results import Record, mean, of_row, paired
 from lab.rows import ROWS, TABLE_2, TABLE_3
 from lab.train import WAYS
 
@@ -25,11 +26,17 @@ class Table:
     heads: list[str]
     rows: list[list[str]]  # a cell may have several lines
 
-    def markdown(self) -> str:
-        """Title, note and table."""
+    def markdown(self, folded: bool = False) -> str:
+        """Title, note and table; folded, a reader opens them."""
         lines = [self.heads, ["---"] * len(self.heads), *self.rows]
-        rows = [" | ".join(line).replace("\n", "<br>") for line in lines]
-        return f"### {self.title}\n\n{self.note}\n\n" + "".join(f"| {row} |\n" for row in rows)
+        rows = "".join(f"| {' | '.join(line).replace(chr(10), '<br>')} |\n" for line in lines)
+        if folded:
+            note = self.note.partition(". ")[0]
+            return (
+                f'### {self.title}\n\n<details markdown="1"><summary>{note.rstrip(".")}</summary>\n\n'
+                f"{self.note}\n\n{rows}\n</details>\n"
+            )
+        return f"### {self.title}\n\n{self.note}\n\n{rows}"
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -50,34 +57,46 @@ def over_seeds(records: list[Record], way: str = "last", bleu: bool = False) -> 
 
 def of_claims(records: list[Record]) -> Table | None:
     """Claims, verdicts, what was measured where it decides and elsewhere, and how old the rule is."""
-    found = judge_all(records)
     rows = []
-    for claim, finding in found:
+    for claim, finding in judge_all(records):
         mark = " †" if finding.is_contradicted else ""
         runs = {"none": "new runs", "all": "known runs"}.get(claim.known, f"{claim.known} known")
-        cells = [f"{claim.claim} (§{claim.section})" if claim.section[0].isdigit() else claim.claim]
-        rows.append([*cells, f"**{finding.verdict}**", finding.measured, finding.other + mark, f"{claim.set}, {runs}"])
-    note = (
-        "The first row named minus the second in dev loss, ± half the 95 % interval of Student's t over pairs of one "
-        "seed on one text: below 0 the first is better. **As good** holds if the interval ends below +0.05, and does "
-        "not if it begins above. **Better** holds if it ends below 0, and does not if it begins above −0.05. With "
-        "warm-up `mini` decides (pre-norm), without it `pattern` (post-norm); † marks a verdict that the other scale "
-        "contradicts by the same rule. The last column says when the rule was set, and whether the runs that judge are "
-        "newer. No interval is corrected for the number of claims. [The paper's sentences, and all "
-        "rules](reproduction-tables.md#the-papers-sentences-and-the-rules)."
-    )
+        title = f"{claim.title} (§{claim.section})" if claim.section[0].isdigit() else claim.title
+        rows.append([title, f"**{finding.verdict}**", finding.measured, finding.other + mark, f"{claim.set}, {runs}"])
     heads = ["claim of the paper", "verdict", "measured", "the other scale", "rule set"]
-    return Table("The claims", note, heads, rows) if rows else None
+    return Table("The claims", NOTE, heads, rows) if rows else None
+
+
+NOTE = """\
+The first row named minus the second in dev loss, ± half the 95 % interval of Student's t over pairs of one seed on one
+text: below 0 the first is better. At least three seeds have to be there.
+
+- **As good** holds if the interval ends below +0.05, and does not if it begins above.
+- **Better** holds if it ends below 0, and does not if it begins above −0.05.
+- **With warm-up `mini` decides**: 1,200 steps of a pre-norm model, as the paper's is, of 1.2 million parameters.
+- **Without warm-up `pattern` decides**: 2,000 steps of a post-norm model of 0.4 million, in which rows can fail.
+- **†** marks a verdict that the other of the two contradicts, by the opposite verdict or an interval on the other side
+  of 0.
+- `long`, `small` and `quarter` are 16,000, 4,000 and 1,000 steps of a pre-norm model of 1.4 million, `updates` the
+  first 400 of `pattern`.
+- **The last column** has the date of the rule, and whether the runs that judge are newer.
+- No interval is corrected for the number of claims: of 25 independent ones about one would miss.
+
+[The paper's sentences, and all rules](#the-papers-sentences-and-the-rules)."""
 
 
 def of_rules() -> Table:
     """The paper's sentence behind each claim, with what decides and why; the rules before them."""
     words = [f"- **{name}**: {text}" for name, text in rules.STATED["rules"].items()]
     words += [f"- **`{name}`**: {text}" for name, text in rules.STATED["scales"].items()]
-    rows = [[claim.claim, f"“{claim.sentence}” (§{claim.section})", claim.rule,
-             ", ".join(dict.fromkeys(f"`{pair.scale}`" for pair in claim.pairs)), _seeds(claim.pairs[0].seeds)]
-            for claim in rules.claims()]  # fmt: skip
-    note = "As `lab/claims.json` has them; a claim that has no run yet is not on the page.\n\n" + "\n".join(words)
+    rows, before = [], ""
+    for claim in rules.claims():
+        sentence = "the same sentence" if claim.sentence == before else f"“{claim.sentence}” (§{claim.section})"
+        scales = dict.fromkeys(pair.scale for pair in claim.pairs)
+        seeds = dict.fromkeys(_seeds(pair.seeds) for pair in claim.pairs)
+        rows.append([claim.title, sentence, claim.rule, ", ".join(f"`{scale}`" for scale in scales), ", ".join(seeds)])
+        before = claim.sentence
+    note = "What `lab/claims.json` says. A claim without a run is not in the list of verdicts.\n\n" + "\n".join(words)
     return Table("The paper's sentences and the rules", note, ["claim", "sentence", "rule", "scale", "seeds"], rows)
 
 
@@ -108,25 +127,55 @@ def comparison(records: list[Record], scale: str) -> Table | None:
     return Table(f"Adam and Adafactor at `{scale}`", note, [*heads, "bytes of state"], rows) if rows else None
 
 
-DIFFERENCES = (
-    ("long", "O-", 2.5, "B", 5.0),
-    ("small", "O-", 3.0, "B", 6.0),
-    ("quarter", "O-", 3.0, "B", 6.0),
+# Of Adam and Adafactor: scale, and two rows with their step sizes.
+Tried = tuple[str, float]  # a row and its multiple of the paper's step size
+DIFFERENCES: tuple[tuple[str, tuple[Tried, Tried]], ...] = (
+    ("long", (("O-", 2.5), ("B", 5.0))),
+    ("small", (("O-", 3.0), ("B", 6.0))),
+    ("quarter", (("O-", 3.0), ("B", 6.0))),
+    ("long", (("O", 2.5), ("O-", 2.5))),
+    ("small", (("O", 6.0), ("O-", 3.0))),
+    ("quarter", (("O", 6.0), ("O-", 3.0))),
+    ("small", (("P-", 6.0), ("O-", 3.0))),
 )
 
 
 def gaps(records: list[Record]) -> dict[str, tuple[int, list[float]]]:
-    """For each of `DIFFERENCES` that there are runs of: how many pairs, and the mean gap in each tenth of the run."""
+    """O minus B at each length that there are runs of: how many pairs, and the mean gap in each tenth of the run."""
     found = {}
-    for scale, first, step, second, other in DIFFERENCES:
-        ours, theirs = (
-            results.by_pair(of_row(records, name, scale, m)) for name, m in ((first, step), (second, other))
-        )
+    for scale, both in DIFFERENCES[:3]:
+        ours, theirs = (results.by_pair(of_row(records, row, scale, multiplier)) for row, multiplier in both)
         pairs = [results.tenths(run, theirs[key]) for key, run in ours.items() if key in theirs]
         if pairs:
-            name = f"{SCALES[scale].steps:,} steps: O ×{step:g}, B ×{other:g}"
+            name = f"{SCALES[scale].steps:,} steps: O ×{both[0][1]:g}, B ×{both[1][1]:g}"
             found[name] = len(pairs), [mean(tenth) for tenth in zip(*pairs, strict=True)]
     return found
+
+
+def of_differences(records: list[Record]) -> Table | None:
+    """Adam and Adafactor, with warm-up and without, over all pairs; text by text if there were several."""
+    rows = []
+    for scale, both in DIFFERENCES:
+        sides = [results.by_pair(of_row(records, row, scale, multiplier)) for row, multiplier in both]
+        pairs = sorted(sides[0].keys() & sides[1].keys())
+        texts = {text: [pair for pair in pairs if pair[1] == text] for _, text in pairs}
+        for part in (pairs, *(texts.values() if len(texts) > 1 else ())) if pairs else ():
+            ours, theirs = ([side[pair] for pair in part] for side in sides)
+            name = f"{_with_step(*both[0])} − {_with_step(*both[1])}" if part is pairs else "of these, one text"
+            cells = [paired(ours, theirs, partial(results.final_loss, way=way)).text(3) for way in WAYS]
+            cells += [paired(ours, theirs, partial(results.test_bleu, way=way)).text(1) for way in WAYS]
+            rows.append([name, f"{SCALES[scale].steps:,}", ", ".join(str(seed) for seed, _ in part), *cells])
+    heads = ["", "steps", "seeds", *(f"{what}, {WAY_NAMES[way]}" for what in ("dev loss", "BLEU") for way in WAYS)]
+    note = (
+        "Below 0 in dev loss, or above 0 in BLEU, the first is better. × is the multiple of the paper's step size. "
+        "All pairs of one seed on one text count, those of the claims among them; where the text had several orders, "
+        "a line for each follows."
+    )
+    return Table("Adafactor beside Adam", note, heads, rows) if rows else None
+
+
+def _with_step(row: str, multiplier: float) -> str:
+    return f"{row.rstrip('-')} ×{multiplier:g} {'without' if row.endswith('-') else 'with'} warm-up"
 
 
 def table_2(records: list[Record]) -> Table | None:

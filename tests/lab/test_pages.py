@@ -1,21 +1,22 @@
 """Pages: the demo's, charts, marks in documents."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab import demo, records
+from lab.answer import headline
 from lab.charts import frame, ticks
 from lab.clean import Pair
 from lab.corpus import Corpus, help_texts
-from lab.documents import DOCS, MARKS, beside_adam, documents
+from lab.documents import DOCS, END, begin, documents
 from lab.evaluate import pack
 from lab.files import put_between
 from lab.pool import summary
 from lab.presets import SCALES, Job
 from lab.records import RECORDS
-from lab.results import HOLDS
 from lab.rows import schedule
 
 ROOT = Path(__file__).parents[2]
@@ -81,33 +82,26 @@ def test_a_frame_has_room_and_ticks() -> None:
 
 
 def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text(f"before\n{MARKS[0]}old\n{MARKS[1]}after\n", encoding="utf-8")
-    put_between(path, *MARKS, "new")
-    assert path.read_text(encoding="utf-8") == f"before\n{MARKS[0]}\nnew\n{MARKS[1]}after\n"
-    path.write_text(MARKS[0], encoding="utf-8")
+    path, marks = tmp_path / "page.md", (begin("a part"), END)
+    path.write_text(f"before\n{marks[0]}old\n{END}after\n{begin('another')}{END}", encoding="utf-8")
+    put_between(path, *marks, "new")
+    assert path.read_text(encoding="utf-8") == f"before\n{marks[0]}\nnew\n\n{END}after\n{begin('another')}{END}"
+    path.write_text(marks[0], encoding="utf-8")
     with pytest.raises(ValueError, match="marks"):
-        put_between(path, *MARKS, "new")
+        put_between(path, *marks, "new")
 
 
 def test_the_documents_show_the_committed_records() -> None:
-    for document, text in documents(records.read(RECORDS)).items():
+    for (document, part), text in documents(records.read(RECORDS)).items():
         page = document.read_text(encoding="utf-8")
-        assert page.count(MARKS[0]) == page.count(MARKS[1]) == 1
-        assert f"{MARKS[0]}\n{text}\n{MARKS[1]}" in page, f"python -m lab report --documents writes {document.name}"
+        assert f"{begin(part)}\n{text.rstrip()}\n\n{END}" in page, "python -m lab report --documents writes it"
 
 
-def test_the_first_pages_say_the_same_of_o_beside_b_as_the_records() -> None:
-    """README, the first page and the advice: after a decay, without it, and in shorter runs."""
-    found = records.read(RECORDS)
-    last, small, quarter = (beside_adam(found, *each) for each in (("long", "last"), ("small",), ("quarter",)))
-    assert beside_adam(found, "long").verdict == HOLDS, "the pages say: level after a decay"
-    without = f"{abs(last.bleu.mean):.1f} ± {last.bleu.half:.1f} BLEU behind without one"
-    shorter = [f"{each.loss.mean:.2f} ± {each.loss.half:.2f}" for each in (small, quarter)]
-    readme, index = (path.read_text(encoding="utf-8") for path in (ROOT / "README.md", DOCS / "index.md"))
-    for page, figures in ((readme, [without, *shorter]), (index, [without, shorter[0]])):
-        words = " ".join(page.split())
-        assert [figure for figure in figures if figure not in words] == []
+def test_the_first_pages_have_the_figures_of_the_headline() -> None:
+    first, short, _ = (re.findall(r"\d\.\d+ ± \d\.\d+", words) for words in headline(records.read(RECORDS)))
+    for page, figures in ((ROOT / "README.md", [first[-1], *short[:2]]), (DOCS / "index.md", [first[-1], short[0]])):
+        words = " ".join(page.read_text(encoding="utf-8").split())
+        assert [figure for figure in figures if figure not in words] == [], "python -m lab report --headline"
 
 
 def test_the_table_of_clocks_is_that_of_the_scales() -> None:

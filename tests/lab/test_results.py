@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab import claims, documents, experiments, pictures, rules, tables, updates
+from lab import answer, claims, experiments, pictures, rules, tables, updates
 from lab.evaluate import pack_figures, unpack_figures
 from lab.presets import SCALES, Job
 from lab.records import RECORDS, read
@@ -143,8 +143,8 @@ def test_the_headline_follows_the_decayed_weights_of_the_longest_runs(gap: float
     records = _long(gap)
     assert _found("Adafactor without momentum or warm-up", records).verdict == verdict
     told = {HOLDS: "ends level with Adam", FAILS: "ends behind Adam", UNDECIDED: "is not shown to be level with Adam"}
-    assert told[verdict] in documents.answer(records)
-    assert f"{gap + 0.005:.3f} ± 0.009 higher (4 seeds" in documents.answer(records)
+    assert told[verdict] in answer.answer(records)
+    assert f"{gap + 0.005:.3f} ± 0.009 higher (4 seeds" in answer.answer(records)
 
 
 def _embeddings(scheme: str, rise: float) -> list[Record]:
@@ -239,10 +239,10 @@ def _pattern(seeds: int = 3) -> list[Record]:
 
 
 def test_the_answer_says_which_rows_do_not_do_as_in_the_paper() -> None:
-    text = documents.answer(_pattern())
+    text = answer.answer(_pattern())
     assert "Without warm-up 15 of 16 rows fail or learn as in the paper" in text
     assert "Against the paper B (β₁ = 0.9, β₂ = 0.999) fails in 3 of 3 seeds." in text
-    assert "rows fail or learn" not in documents.answer(_pattern()[:40]), "as long as rows are missing"
+    assert "rows fail or learn" not in answer.answer(_pattern()[:40]), "as long as rows are missing"
     table = tables.table_2(_pattern())
     assert table is not None and len(table.rows) == 16
     assert table.rows[0] == ["A", "β₂ = 0.999", "25.6", "0.1", "4.74 4.75 4.76", "6.10 6.11 6.12", "–", "–"]
@@ -257,8 +257,8 @@ def test_the_answer_counts_new_and_known_runs_apart_and_names_what_fails() -> No
     for seed in range(3):
         records += [_record(experiments.job(name, "quarter", seed, step), 4.5, decayed=4.1 + 0.3 * (name == "O-"))
                     for name, step in (("O-", 3.0), ("B", 6.0))]  # fmt: skip
-    text = documents.answer(records)
-    assert "Of 1 claims of the paper that are judged by runs made after the rule was set, 1 hold" in text
+    text = answer.answer(records)
+    assert "Of 1 claim of the paper that is judged by runs newer than the rule (2026-11-18) 1 holds, 0 do not" in text
     failing = [line for line in text.splitlines() if line.startswith("- ")]
     assert len(failing) == 1 and "1,000 steps" in failing[0]
 
