@@ -1,0 +1,1 @@
+"""What is wrong in each mutation: what, the file, its text and the text in its place."""

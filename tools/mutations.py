@@ -1,0 +1,184 @@
+"""Breaks the step in many places, one after the other, and asks the tests whether they notice.
+
+A mutation is what goes wrong, a file, a text that stands in it exactly once, and the text in its place. Each is made
+in a copy of the tree, where the tests of its backend run until the first one fails: the properties first, and if they
+hold, what takes longer. Where all hold, the mutation is not caught: a test is missing.
+
+    python -m tools.mutations                    all, about a minute each at the worst
+    python -m tools.mutations cpu --only clip    of one backend, only those with this word
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 900  # of one run of tests
+PROPERTIES = ("tests/test_properties.py", "-m", "not slow")
+
+
+class Backend(NamedTuple):
+    """What is tested where it is broken: arguments of pytest, the quick ones first; and how it is built."""
+
+    stages: tuple[tuple[str, ...], ...]
+    build: tuple[str, ...] = ()
+
+
+BACKENDS = {
+    "eager": Backend(
+        (
+            (*PROPERTIES, "-k", "eager"),
+            ("tests/step", "--only-backend", "eager", "-m", "not slow"),
+            ("tests/distributed", "tests/kernels", "tests/attack", "-k", "not cpu and not triton", "-m", "not slow"),
+        ),
+    ),
+    "cpu": Backend(
+        (
+            (*PROPERTIES, "-k", "cpu and the_oracles"),
+            (*PROPERTIES, "-k", "cpu"),
+            ("tests/kernels", "tests/step", "tests/attack", "-k", "cpu", "-m", "not slow"),
+        ),
+    ),
+    "triton": Backend(
+        (
+            (*PROPERTIES, "-k", "triton"),
+            ("tests/interpreted", "-m", "not slow"),
+        ),
+    ),
+}
+
+WRITTEN = [name for name in BACKENDS if (ROOT / "tools" / "mutants" / f"{name}.py").exists()]
+
+
+class Mutation(NamedTuple):
+    """One way to be wrong."""
+
+    what: str
+    file: str  # below src/adafactor
+    old: str
+    new: str
+
+
+class Outcome(NamedTuple):
+    """What the tests said: which one failed first, or none; and why."""
+
+    test: str
+    why: str
+    seconds: float
+
+
+def mutations_of(backend: str) -> list[Mutation]:
+    """The list of a backend, each of them applicable."""
+    found = [Mutation(*row) for row in import_module(f"tools.mutants.{backend}").MUTATIONS]
+    for mutation in found:
+        source = (ROOT / "src/adafactor" / mutation.file).read_text()
+        if (count := source.count(mutation.old)) != 1:
+            raise SystemExit(f"{mutation.what}: its text stands {count} times in {mutation.file}, not once")
+    return found
+
+
+class Tree:
+    """A copy of the files that git knows, which may be broken."""
+
+    def __init__(self, root: Path, backend: Backend):
+        """Copy them, as they are in the working tree."""
+        self.root, self.backend = root, backend
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).exists():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name)
+        shutil.copytree(ROOT / "src", root / "src", dirs_exist_ok=True)  # and what was built there
+        self.stage = cache(self._unbroken)
+
+    def outcome(self, mutation: Mutation) -> Outcome:
+        """Break it, test it, and mend it."""
+        start, file = time.monotonic(), self.root / "src/adafactor" / mutation.file
+        text = file.read_text()
+        try:
+            file.write_text(text.replace(mutation.old, mutation.new))
+            for number, _ in enumerate(self.backend.stages):
+                self.build()
+                if found := self.first_failure(number):
+                    return Outcome(*found, time.monotonic() - start)
+                file.write_text(text)
+                self.stage(number)  # nothing is caught where the tests fail anyway, nor where there are none
+                file.write_text(text.replace(mutation.old, mutation.new))
+            return Outcome("", "", time.monotonic() - start)
+        finally:
+            file.write_text(text)
+
+    def build(self) -> None:
+        """Compile what is compiled ahead."""
+        if self.backend.build:
+            subprocess.run(self.backend.build, cwd=self.root, check=True, capture_output=True)
+
+    def _unbroken(self, number: int) -> None:
+        self.build()
+        if found := self.first_failure(number):
+            raise SystemExit(f"without any mutation, {found[0]} fails: {found[1]}")
+
+    def first_failure(self, number: int) -> tuple[str, str] | None:
+        """Run a stage; return the first test that fails, and why."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *self.backend.stages[number]]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.root / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a mutation may have the length and the second of the text before it
+            "COLUMNS": "300",
+        }
+        try:
+            run = subprocess.run(
+                command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return "no test ends", f"after {SECONDS} s"
+        if run.returncode == 0:
+            return None
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
+        if run.returncode != 1 or failed is None:
+            raise SystemExit(f"the tests did not run:\n{run.stdout[-3000:]}{run.stderr[-1000:]}")
+        return failed[1].removeprefix("tests/"), (failed[2] or "").strip()
+
+
+def outcomes(name: str, only: str) -> Iterator[tuple[Mutation, Outcome]]:
+    """Try the mutations of a backend."""
+    chosen = [mutation for mutation in mutations_of(name) if only in mutation.what]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder), BACKENDS[name])
+        for mutation in chosen:
+            yield mutation, tree.outcome(mutation)
+
+
+def main() -> None:
+    """Print a table as it comes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backends", nargs="*", default=WRITTEN, help=f"of {', '.join(WRITTEN)}; default: all")
+    parser.add_argument("--only", default="", help="of the mutations, those whose name has this in it")
+    arguments = parser.parse_args()
+    for name in arguments.backends:
+        if name not in WRITTEN:
+            parser.error(f"{name!r} is none of {', '.join(WRITTEN)}")
+    missed = []
+    for name in arguments.backends:
+        print(f"\n| {name}: what is broken | caught by | seconds |\n|---|---|---|", flush=True)
+        for mutation, outcome in outcomes(name, arguments.only):
+            print(f"| {mutation.what} | {outcome.test or '**not caught**'} | {outcome.seconds:.0f} |", flush=True)
+            missed += [] if outcome.test else [f"{name}: {mutation.what}"]
+    raise SystemExit(f"\nnot caught: {'; '.join(missed)}" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
