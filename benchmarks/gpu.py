@@ -15,7 +15,7 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
 
     Tables and scalars are left out: they are a few bytes for thousands of elements.
     """
-    from adafactor.core.momentum import KEYS
+    from adafactor.core.momentum import BUFFERS
     from adafactor.kernels.triton import fields as f
     from adafactor.kernels.triton.layout import matrix_shape
     from adafactor.kernels.triton.sizes import checked
@@ -28,7 +28,7 @@ def moved(executors: Sequence[Executor]) -> dict[str, int]:
             x, g, count = kind.x.itemsize, kind.g.itemsize, parameter.x.numel()
             shape = matrix_shape(parameter)
             first, last = g, g + 2 * x + (2 * x if kind.KAHAN else 0)  # an element
-            average = sum(parameter.state[key].nbytes for key in KEYS if key in parameter.state)
+            average = sum(parameter.state[key].nbytes for key in (*BUFFERS, "momentum_scale") if key in parameter.state)
             moved_bytes["first pass"] += average if kind.OF_GRADIENT else 0
             moved_bytes["last pass"] += 2 * average if kind.momentum else 0
             moved_bytes["measure"] += x * count

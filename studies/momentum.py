@@ -115,7 +115,7 @@ def rounding_errors() -> list[Run]:
     optimizer = OPTIMIZERS["float32"](model, RATES["fine-tuning"])
     loss = partial(tasks.text_loss, _texts()["old"][0], tasks.BATCH)
     tasks.train(model, optimizer, loss, range(BLOCKS_STEPS))
-    momenta = [state["momentum"] for state in optimizer.state.values()]
+    momenta = [state["momentum_of_update"] for state in optimizer.state.values()]
     flat = torch.cat([m.flatten() for m in momenta if m.dim() == 2])  # every row is a whole number of blocks
     random = torch.randint(2**32, flat.shape, generator=torch.Generator().manual_seed(0))
     kept = {"bfloat16": (to_bfloat16(flat, random), 2.0)}

@@ -7,7 +7,6 @@ is written down here once more. `allowed` says how far from this a correct step 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adafactor import Adafactor
 from tests import oracle
 
 Array = NDArray[np.float64]
 Values = dict[str, Array]  # a parameter's state in float64, under the optimizer's keys
 
-# what β₁ averages; the keyword has changed its name
-MOMENTUM_OF = "momentum_of" if "momentum_of" in inspect.signature(Adafactor).parameters else "momentum"
 STATISTICS = {torch.float64: torch.float64}  # of every other dtype: float32
 ROUNDINGS = 32  # a step multiplies, divides and takes roots a dozen times; nothing in it cancels
 SUMMED = 2.0**-52  # the error of a sum in double, times the number of its terms: the oracle adds them one by one
@@ -55,12 +51,17 @@ def exact(t: Tensor) -> Array:
 
 
 def values(state: Mapping[str, Tensor]) -> Values:
-    """A copy of a parameter's state in float64; of an int8 momentum, what it stands for."""
+    """A copy of a parameter's state in float64; the momentum of any name and format is `momentum`."""
     held = {key: exact(value) for key, value in state.items()}
-    if "momentum_int8" in held:
-        integers, scale = held.pop("momentum_int8"), held.pop("momentum_scale")
-        held["momentum"] = integers * spread(scale, integers.shape)
+    if (name := momentum_name(held)) is not None:
+        kept, scale = held.pop(name), held.pop("momentum_scale", None)
+        held["momentum"] = kept if scale is None else kept * spread(scale, kept.shape)
     return held
+
+
+def momentum_name(state: Mapping[str, Any]) -> str | None:
+    """The name of the momentum in a state."""
+    return next((key for key in state if key.startswith("momentum_of_")), None)
 
 
 def block_length(shape: tuple[int, ...], axis: int) -> int:
@@ -187,7 +188,7 @@ def state_problem(
         if key == "momentum":
             limit = limit + _unit(should, state)
         wrong = ~(np.abs(value - should) <= limit)
-        if key == "momentum" and "momentum" in state and state[key].dtype == torch.bfloat16:
+        if key == "momentum" and state[momentum_name(state) or ""].dtype == torch.bfloat16:
             beyond = np.abs(should) > torch.finfo(torch.bfloat16).max  # of float64: there is only infinity
             wrong &= ~(beyond & (value == np.copysign(np.inf, should)))
         if wrong.any():
@@ -223,10 +224,10 @@ def difference(group: Mapping[str, Any], p: Tensor, state: Mapping[str, Tensor],
 
 def _unit(m: Array, state: Mapping[str, Tensor]) -> Array | float:
     """How far rounding may take a momentum, as it is kept in a state: to the next number of its format."""
-    if "momentum_int8" in state:
+    if "momentum_scale" in state:
         largest = largest_in_blocks(m, state["momentum_scale"].dim() - 1)
         return np.asarray(largest / 127 * (1 + 2.0**-14) + 2.0**-100)
-    if state["momentum"].dtype == torch.bfloat16:
+    if state[momentum_name(state) or ""].dtype == torch.bfloat16:
         return np.asarray(2.0**-7 * np.abs(m) + _smallest(torch.bfloat16))
     return 0.0
 
@@ -250,7 +251,7 @@ def _row(group: Mapping[str, Any], axes: tuple[int, int] | None) -> oracle.Row:
     return oracle.Row(
         estimator="none" if axes is None else str(group["factored"]),
         beta1=group["beta1"],
-        momentum=group[MOMENTUM_OF],
+        momentum=group["momentum_of"],
         beta2=group["beta2"],
         c=group["decay_rate"],
         beta2_max=group["beta2_max"],

@@ -99,7 +99,8 @@ class Adafactor(Optimizer):
             the learning rate (torch); `"constant"` for 1 (optax, T5X); a number lr₀ for ρₜ²/lr₀ (timm's corrected one).
         axes: the (row, column) axes to factor; None for the two largest.
         min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
-        per_slice: step each slice X[i] of a stack, of layers under a scan or of experts, as a parameter of its own.
+        per_slice: step each slice X[i] of a stack, of layers under a scan or of experts, as a parameter of its own. Of
+            tensors of three axes and more; a matrix stays one.
         maximize: ascend instead of descend.
         on_nonfinite: for a gradient with a NaN, an infinity or a square beyond the range of the statistics:
             `"skip"` leaves that parameter and its state as they were and warns once (on a device other than the
@@ -221,8 +222,8 @@ class Adafactor(Optimizer):
                 if entry.group == before:
                     states.check_parameter(entry.p, entry.name, settings)
                     if entry.p.requires_grad:
-                        self.state[entry.p] = states.State()
-                        self._buckets.fit(self.state[entry.p], entry.p, settings, entry.name)
+                        self.state[entry.p] = {}
+                        states.fit(self.state[entry.p], entry.p, settings, entry.name)
         except Exception:
             for p in self.param_groups.pop()["params"]:
                 self.state.pop(p, None)
@@ -321,11 +322,7 @@ class Adafactor(Optimizer):
     def state_dict(self) -> StateDict:
         """As torch's, of the parameters that are in the groups now."""
         self._buckets.follow(self.param_groups, self.state)
-        found = super().state_dict()
-        plain = {
-            key: dict(value) if isinstance(value, states.State) else value for key, value in found["state"].items()
-        }
-        return {**found, "state": plain}
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict()` gave, keeping the statistics' precision.
@@ -341,8 +338,7 @@ class Adafactor(Optimizer):
             loaded.update(checkpoint.read(given, self.param_groups, self.defaults))
 
         def take(_: Optimizer) -> None:
-            for p, (state, origin) in loaded.items():
-                self.state[p], self._buckets.origins[p] = state, origin
+            self.state.update(loaded)
             for group, momentum_dtype in zip(self.param_groups, formats, strict=True):
                 group["momentum_dtype"] = momentum_dtype  # is this optimizer's own, as the dtype of X is
 

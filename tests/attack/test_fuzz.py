@@ -22,7 +22,6 @@ from torch.nn import Parameter
 
 from adafactor import Adafactor
 from tests import inside, reference
-from tests.reference import MOMENTUM_OF
 
 Span = tuple[float, float]
 
@@ -40,7 +39,7 @@ KEYWORDS: dict[str, list[Any]] = {
     "relative": [True, True, False],
     "factored": ["outer", "outer", "row", "column", False],
     "beta1": [0.0, 0.0, 0.9, 0.3],
-    MOMENTUM_OF: ["update", "gradient", "direction"],
+    "momentum_of": ["update", "gradient", "direction"],
     "momentum_dtype": ["float32", "bfloat16", "int8"],
     "momentum_rounding": ["stochastic", "nearest"],
     "beta2": [None, None, 0.999, 0.5, 0.0],

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from adafactor import step_in_backward
+from adafactor.core.momentum import BUFFERS, buffer
 from tests import inside
 from tests.attack.rig import Rig
-from tests.reference import MOMENTUM_OF
 
 SHAPES = [(6, 5), (7,), (), (3, 4, 5), (40, 33), (5, 6)]
 MOST = 8  # parameters
@@ -34,7 +34,7 @@ KINDS = st.tuples(
     st.sampled_from(["outer", "outer", "outer", "row", "column", False]),
     st.sampled_from([(0.0, "update"), (0.0, "update"), (0.9, "update"), (0.9, "gradient")]),
 )
-SAME = ("factored", "beta1", MOMENTUM_OF)  # in a group that a parameter may be moved to, with the state that it has
+SAME = ("factored", "beta1", "momentum_of")  # in a group that a parameter may be moved to, with the state that it has
 SETTINGS: dict[str, list[Any]] = {
     "lr": [1e-2, 0.3, 1e-4, 0.0],
     "weight_decay": [0.0, 0.1, 1.0],
@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
         dtype, factored, (beta1, momentum_of) = kind
         random = torch.Generator().manual_seed(seed)
         values = [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
-        self.rig.grow(values, factored=factored, beta1=beta1, **{MOMENTUM_OF: momentum_of}, **keywords)
+        self.rig.grow(values, factored=factored, beta1=beta1, momentum_of=momentum_of, **keywords)
 
     def parameter(self, which: int) -> tuple[str, Parameter]:
         params = list(self.rig.params.items())
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
     @between_steps(which=WHICH)
     def swap_data_for_another_order_of_memory(self, which: int) -> None:
         name, p = self.parameter(which)
-        kept_whole = {"full", "momentum"} & set(self.rig.optimizer.state[p])
+        kept_whole = {"full", *BUFFERS} & set(self.rig.optimizer.state[p])
         if p.dim() > 1 and not (self.backend in inside.COMPILED and kept_whole):  # which these refuse, and says so
             p.data = p.data.transpose(0, -1).contiguous().transpose(0, -1)
             p.grad = None
@@ -200,7 +200,7 @@ class Machine(RuleBasedStateMachine):
 
     @between_steps(seed_of_spike=SEEDS, lr=st.sampled_from([0.5, 1e3]))
     def let_the_weights_explode_and_roll_them_back(self, seed_of_spike: int, lr: float) -> None:
-        moving = [state["momentum"] for state in self.rig.optimizer.state.values() if "momentum" in state]
+        moving = [m for state in self.rig.optimizer.state.values() if (m := buffer(state)) is not None]
         if any(float(t.detach().abs().max()) > LARGEST for t in [*self.rig.params.values(), *moving]):
             return
         before = copy.deepcopy(self.rig.model.state_dict())

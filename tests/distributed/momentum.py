@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from adafactor import Adafactor
+from adafactor.core.momentum import BUFFERS
 from tests.compare import gradients, start
 from tests.distributed.models import Build, Net, by_columns, fsdp, tensor_parallel
 from tests.distributed.models import train as train_model
@@ -71,7 +72,7 @@ def differences(ours: list[Tensor], theirs: list[Tensor], x_start: Tensor) -> di
 def held(optimizer: Adafactor, p: Tensor) -> list[Tensor]:
     """A parameter and its momentum, whole."""
     state = optimizer.state[p]
-    kept = ("momentum_int8", "momentum_scale") if "momentum_int8" in state else ("momentum",)
+    kept = [key for key in (*BUFFERS, "momentum_scale") if key in state]
     return [whole(p), *(whole(state[key]) for key in kept)]
 
 

@@ -53,7 +53,7 @@ def test_slices_go_with_what_is_reduced_and_through_torchs_state_dicts(
     for rank in results["among others"]:
         assert max(rank["errors"].values()) < 1e-12 and set(rank["steps"]) == {4}
     assert [rank["error"] for rank in results["FSDP2"]] == [0.0] * len(results["FSDP2"])
-    shapes = {"step": [5], "row": [5, 4, 1], "col": [5, 1, 6], "momentum": [5, 4, 6]}
+    shapes = {"step": [5], "row": [5, 4, 1], "col": [5, 1, 6], "momentum_of_update": [5, 4, 6]}
     assert all(rank["shapes"] == shapes for rank in results["FSDP2"])
     assert all("axis 1 of experts (shape (4, 6, 8)) is cut" in said for said in results["across"])
 

@@ -23,16 +23,18 @@ CONVOLUTION = (30, 17, 3, 3)  # a block is 8 Ã— 9 elements, and the last one 1 Ã
 
 def read(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The momentum as numbers, and the distance of neighbours in its format."""
-    if "momentum" in state:
-        value = state["momentum"].double()
-        unit = torch.finfo(state["momentum"].dtype).eps * value.abs()
-        return value, unit if state["momentum"].dtype == B16 else 1e-5 * value.abs().max().expand_as(value)
+    kept = momentum.buffer(state)
+    assert kept is not None
+    if "momentum_scale" not in state:
+        value = kept.double()
+        unit = torch.finfo(kept.dtype).eps * value.abs()
+        return value, unit if kept.dtype == B16 else 1e-5 * value.abs().max().expand_as(value)
     axis = state["momentum_scale"].dim() - 1
-    behind = prod(state["momentum_int8"].shape[axis + 1 :])
+    behind = prod(kept.shape[axis + 1 :])
     length = max(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n == 1 or n * behind <= momentum.BLOCK)
     blocks = momentum.Blocks(axis, length)
-    one = torch.ones_like(state["momentum_int8"])
-    value, unit = (momentum.decode(t, state["momentum_scale"], blocks).double() for t in (state["momentum_int8"], one))
+    one = torch.ones_like(kept)
+    value, unit = (momentum.decode(t, state["momentum_scale"], blocks).double() for t in (kept, one))
     return value, unit
 
 
@@ -93,7 +95,7 @@ def test_blocks_that_are_no_runs_of_memory(of: str, factored: str) -> None:
     optimizer = check(
         begin, random_steps(begin, 2), beta1=0.9, momentum_of=of, momentum_dtype="int8", factored=factored
     )
-    assert all("momentum_int8" in state for state in _states(optimizer))
+    assert all("momentum_scale" in state for state in _states(optimizer))
 
 
 def test_blocks_of_one_index_with_more_than_128_elements() -> None:

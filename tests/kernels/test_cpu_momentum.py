@@ -107,7 +107,7 @@ def compare(
             unit = torch.finfo(p.dtype).eps * p.detach().abs().double() * (dtype.itemsize == 2)
             limit = 4 * torch.finfo(dtype if dtype == torch.float64 else torch.float32).eps + unit
             assert p.stride() == q.stride() and bool(((p.double() - q.double()).abs() <= limit).all()), told
-            if "momentum_int8" in optimizer.state[p] or format == "bfloat16":
+            if "momentum_scale" in optimizer.state[p] or format == "bfloat16":
                 furthest, share = units_apart(compiled.state[q], optimizer.state[p])
                 assert furthest <= 1.01 and share <= 0.002, told
 
@@ -335,7 +335,7 @@ def test_squares_of_a_momentum_may_leave_float32_where_it_does_not(format: str, 
         for _ in range(2):
             p.grad = torch.linspace(0.1, 1, p.numel()).view(shape)
             optimizer.step()
-            for key in ("momentum", "momentum_scale"):
+            for key in ("momentum_of_gradient", "momentum_scale"):
                 optimizer.state[p].get(key, torch.ones(())).mul_(1e25)
         (record,) = optimizer.report()
         rms[backend] = record.rms_update

@@ -19,6 +19,7 @@ from tests.kernels import needs
 needs.triton()
 from adafactor.check import selftest, selftest_cache  # noqa: E402
 from adafactor.check.selftest import BF16, CASES, FP16, FP32, FP64, GRAPH, TENSORS, VARIANTS, TensorSpec, Variant  # noqa: E402
+from adafactor.core.momentum import key  # noqa: E402
 from adafactor.kernels import triton as backend  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -183,7 +184,7 @@ def test_a_momentum_may_be_rounded_either_way_but_seldom(dtype: str, monkeypatch
             """In the only tensor."""
             state = self.optimizer.state[self.params[0]]
             if int(state["step"]) == 2:
-                t = state["momentum" if dtype == "bfloat16" else "momentum_int8"].view(-1)[: self.some]
+                t = state[key("update", is_int8=dtype == "int8")].view(-1)[: self.some]
                 t.copy_(t * (1 + 2.0**-7) if dtype == "bfloat16" else t - t.sign())
 
     def found() -> list[selftest.Finding]:
@@ -207,7 +208,7 @@ def test_what_triton_leaves_to_eager_pytorch_is_rounded_in_a_way_that_it_has() -
     by_rows, others = selftest.grouped(params, {**int8, "factored": False})
     assert len(by_rows["params"]) + 2 == len(params) and others["momentum_dtype"] == "float32"
     optimizer = Adafactor([by_rows, others], **int8, factored=False)
-    assert sum("momentum_int8" in optimizer.state[p] for p in params) == 5
+    assert sum("momentum_scale" in optimizer.state[p] for p in params) == 5
     (everything,) = selftest.grouped(params, {"rounding": "stochastic"})
     assert everything["params"] == params
     even, uneven = selftest.grouped(params, {"rounding": "stochastic", "factored": False})

@@ -92,11 +92,11 @@ def test_every_estimator_has_it(format: str, factored: str | bool) -> None:
 def test_it_is_kept_in_one_or_two_bytes_and_small_tensors_in_four() -> None:
     for format, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         for state in Adafactor(parameters(), beta1=0.9, momentum_dtype=format).state.values():
-            assert state["momentum"].dtype == dtype
+            assert state["momentum_of_update"].dtype == dtype
     kept = [*Adafactor(parameters(), beta1=0.9, momentum_dtype="int8").state.values()]
     for shape, state in zip(SHAPES, kept, strict=True):
         is_int8 = len(shape) > 1 and np.prod(shape) >= SMALLEST
-        assert ("momentum_int8" in state) == is_int8 != ("momentum" in state), shape
+        assert ("momentum_of_update_int8" in state) == is_int8 != ("momentum_of_update" in state), shape
     scales = [tuple(state["momentum_scale"].shape) for state in kept if "momentum_scale" in state]
     assert scales == [(32, 2), (20, 3), (30, 3), (3, 20, 2), (1, 40)]  # of a convolution, 8 × 3 × 3 elements a block
     large = Adafactor(parameters(shapes=[(512, 1024)]), beta1=0.9, momentum_dtype="int8")
@@ -150,11 +150,11 @@ def test_an_average_too_small_for_the_format_is_right_in_the_mean(format: str) -
         )  # fmt: skip
         state = optimizer.state[p]
         if format == "int8":
-            state["momentum_int8"].fill_(64)
-            state["momentum_int8"][:, 0] = 127  # 1, the largest of each block
+            state["momentum_of_update_int8"].fill_(64)
+            state["momentum_of_update_int8"][:, 0] = 127  # 1, the largest of each block
             state["momentum_scale"].fill_(1 / 127)
         else:
-            state["momentum"].fill_(0.5)
+            state["momentum_of_update"].fill_(0.5)
         start = reference.values(state)["momentum"][:, 1:].mean()
         for _ in range(steps):
             p.grad = torch.ones_like(p)
@@ -229,7 +229,7 @@ def test_edited_in_mid_run_the_state_follows() -> None:
     for format in ("int8", "bfloat16", "float32"):
         optimizer.param_groups[0]["momentum_dtype"] = format
         train(optimizer, 3, 4)
-        assert ("momentum_int8" in optimizer.state[params[0]]) == (format == "int8")
+        assert ("momentum_scale" in optimizer.state[params[0]]) == (format == "int8")
 
 
 @FORMATS
@@ -306,12 +306,12 @@ def test_without_beta1_it_is_refused() -> None:
     Adafactor([{"params": parameters(), "beta1": 0.9}], momentum_dtype="int8")
 
 
-@pytest.mark.parametrize("missing", ["momentum_scale", "momentum_int8"])
+@pytest.mark.parametrize("missing", ["momentum_scale", "momentum_of_update_int8"])
 def test_half_of_an_int8_momentum_is_refused(missing: str) -> None:
     params = parameters(shapes=[(32, 200)])
     saved = Adafactor(params, beta1=0.9, momentum_dtype="int8").state_dict()
     saved["state"][0] = {key: value for key, value in saved["state"][0].items() if key != missing}
-    with pytest.raises(ValueError, match="'momentum_int8' and its scales"):
+    with pytest.raises(ValueError, match="of int8 its 'momentum_scale'"):
         Adafactor(parameters(shapes=[(32, 200)]), beta1=0.9, momentum_dtype="int8").load_state_dict(saved)
 
 

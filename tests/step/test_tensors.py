@@ -216,7 +216,7 @@ def test_the_factoring_gives_the_shapes_of_the_state(
     optimizer = Adafactor([p], factored=factored, beta1=0.5)
     state = dict(optimizer.state[p])
     assert sum(v.nbytes for v in state.values()) == state_bytes(factoring, p.dtype, momentum=True)
-    assert state.pop("step").shape == () and state.pop("momentum").shape == shape
+    assert state.pop("step").shape == () and state.pop("momentum_of_update").shape == shape
     assert {key: tuple(v.shape) for key, v in state.items()} == expected == factoring.statistics
 
 

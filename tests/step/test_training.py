@@ -314,7 +314,7 @@ def test_momentum_switched_on_in_mid_run() -> None:
         train(run, optimizer, range(2, 3))
     first = weights(net) - before
     torch.testing.assert_close(first, 0.1 * (weights(plain) - before), rtol=1e-9, atol=1e-14)
-    kept = torch.cat([optimizers[0].state[p]["momentum"].flatten() for p in net.parameters()])
+    kept = torch.cat([optimizers[0].state[p]["momentum_of_update"].flatten() for p in net.parameters()])
     torch.testing.assert_close(kept, -first, rtol=1e-9, atol=1e-14)
     assert bool((first != 0).any())
 

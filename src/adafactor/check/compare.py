@@ -14,6 +14,7 @@ State = dict[str, Tensor]  # X, and what the optimizer keeps for it
 Wrong = tuple[str, str]  # what is not as it should be; the first wrong element, and what computes it
 # Largest deviation of X from `eager`, relative to the distance travelled: what rounding leaves, far below any mistake.
 TOLERANCE, TOLERANCE_FLOAT64 = 1e-4, 1e-9
+MOMENTUM = (*momentum.BUFFERS, "momentum_scale")
 SHORT = (torch.bfloat16, torch.int8)  # of a momentum
 PASSES = {"row": "first pass", "col": "reduction of the columns"}  # where a number is computed; others in the last pass
 
@@ -39,10 +40,12 @@ def deviation(ours: State, eager: State, distance: float) -> Wrong | None:
     if not torch.equal(ours["step"], eager["step"]):
         return f"t is {float(ours['step']):g}, not {float(eager['step']):g}", ""
     tolerance = TOLERANCE_FLOAT64 if eager["X"].dtype == torch.float64 else TOLERANCE
-    for name in [name for name in ("X", "row", "col", "full", *momentum.KEYS) if name in eager]:
+    for name in [name for name in ("X", "row", "col", "full", *MOMENTUM) if name in eager]:
         a, b = ours[name].double(), eager[name].double()
         # relative to what: means one by one, as they differ by orders of magnitude
-        sizes: dict[str, float | Tensor] = {"X": distance, "momentum": b.abs().max(), "momentum_int8": momentum.MOST}
+        sizes: dict[str, float | Tensor] = {"X": distance}
+        if name in momentum.BUFFERS:
+            sizes[name] = momentum.MOST if eager[name].dtype == torch.int8 else b.abs().max()
         size = sizes.get(name, b.abs())
         error = (a - b).abs()
         too_far = ~(error <= tolerance * size * (1 if name == "X" else 2))  # also where it is NaN
@@ -62,8 +65,8 @@ def _grain(name: str, state: State, size: float | Tensor) -> float | Tensor:
 
     A momentum in bfloat16 or int8 that was rounded to a neighbour moves X by a part of a hundredth.
     """
-    x, is_coarse = state["X"], any(state[key].dtype in SHORT for key in momentum.KEYS if key in state)
-    grain: float | Tensor = size / 50 if is_coarse and name in ("X", *momentum.KEYS) else 0.0
+    x, is_coarse = state["X"], any(state[key].dtype in SHORT for key in MOMENTUM if key in state)
+    grain: float | Tensor = size / 50 if is_coarse and name in ("X", *MOMENTUM) else 0.0
     if name == "X" and x.dtype in SIXTEEN_BIT:  # in every step once
         info = torch.finfo(x.dtype)
         grain = grain + (int(state["step"]) + 0.01) * info.eps * (x.double().abs() + info.tiny)

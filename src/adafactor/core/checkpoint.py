@@ -14,12 +14,12 @@ from torch.optim.optimizer import StateDict
 
 from adafactor.core import dtensor
 from adafactor.core import state as states
-from adafactor.core.momentum import KEYS, blocks_of
+from adafactor.core.momentum import BUFFERS, blocks_of, buffer
 from adafactor.core.record import entries_of
 from adafactor.core.settings import Settings, rename_momentum
 from adafactor.core.warn import warn
 
-Loaded = dict[Tensor, tuple[states.State, states.Origin]]
+Loaded = dict[Tensor, states.State]
 
 
 def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Loaded:
@@ -55,7 +55,8 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
             converted |= as_saved != settings
             states.fit(state, p, as_saved, name)
             _fill(state, values or {})
-            loaded[p] = state, states.fit(state, p, settings, name)
+            states.fit(state, p, settings, name)
+            loaded[p] = state
     if entries:
         key = next(iter(entries))
         hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
@@ -67,8 +68,8 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
 
 def _format(values: Mapping[str, Any], p: Tensor, settings: Settings) -> str:
     """The `momentum_dtype` of a saved state."""
-    kept, is_float = values.get("momentum"), blocks_of(states.factoring_of(p, settings), settings) is None
-    if "momentum_int8" in values:
+    kept, is_float = buffer(values), blocks_of(states.factoring_of(p, settings), settings) is None
+    if "momentum_scale" in values:
         return "int8"
     if not isinstance(kept, Tensor) or (settings.momentum_dtype == "int8" and is_float):
         return settings.momentum_dtype
@@ -78,7 +79,7 @@ def _format(values: Mapping[str, Any], p: Tensor, settings: Settings) -> str:
 def _refuse_foreign(entries: Iterable[Any]) -> None:
     """Name the cure for a state dict of another optimizer."""
     for values in entries:
-        foreign = set(values) - {"step", "compensation", *KEYS}
+        foreign = set(values) - {"step", "compensation", "momentum_scale", *BUFFERS}
         if foreign and not foreign & {"row", "col", "full"}:
             raise ValueError(
                 f"the state dict is of another optimizer: it has {', '.join(map(repr, sorted(foreign)))}. "
@@ -98,8 +99,7 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
 
 def _check_entry(state: states.State, p: Tensor, settings: Settings, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
-    states.check_count(state, p, settings, name)
-    states.check_shapes(state, states.factoring_of(p, settings), settings, name)
+    states.check(state, p, settings, name)
     try:
         counts = list(map(float, dtensor.local(_as_tensor(state["step"])).reshape(-1).tolist()))
     except (KeyError, TypeError, ValueError, RuntimeError):

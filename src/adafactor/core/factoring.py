@@ -112,8 +112,8 @@ def find_factoring(
 
 
 def is_stack(shape: Shape) -> bool:
-    """Whether there are slices to step by themselves: a vector is no stack of numbers, and nothing is no stack."""
-    return len(shape) > 1 and prod(shape) > 0
+    """Whether there are slices to step by themselves: a matrix is no stack of vectors, and nothing is no stack."""
+    return len(shape) > 2 and prod(shape) > 0
 
 
 def summed(shape: Shape, axis: int) -> Shape:

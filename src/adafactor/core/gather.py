@@ -13,7 +13,7 @@ from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents, Group
 from adafactor.core.contract import Gradients, MakeRanks, MakeShard, Parameter, Prepare, Ranks, Unit
-from adafactor.core.factoring import Factored, find_factoring
+from adafactor.core.factoring import find_factoring
 from adafactor.core.record import Entry, StepMetrics, entries_of, slices_of
 from adafactor.core.settings import Settings
 from adafactor.core.warn import warn
@@ -31,7 +31,6 @@ class Buckets:
             ranks.ask_again()
         self.of: dict[Unit | None, Bucket] = {}  # None: the whole model; else what steps inside backward
         self._metrics: Any = WeakTensorKeyDictionary()  # what is behind `report()`
-        self.origins: Any = WeakTensorKeyDictionary()  # what each state was made for
 
     def find(self, unit: Unit | None, now: Contents) -> tuple[Bucket, Gradients] | None:
         """Return a bucket that is prepared for this step or can be, and the gradients of its parameters.
@@ -83,10 +82,6 @@ class Buckets:
         metrics: StepMetrics = self._metrics[p].setdefault(place, StepMetrics())
         return metrics
 
-    def fit(self, state: states.State, p: Tensor, settings: Settings, name: str) -> None:
-        """Make a state, or make it fit a parameter and its settings, which may have been edited."""
-        self.origins[p] = states.fit(state, p, settings, name, self.origins.get(p))
-
     def follow(self, groups: list[Group], held: MutableMapping[Tensor, Any]) -> None:
         """Exchange states without a step where others stand in the groups now: Accelerate's FSDP2 puts them there."""
         params = _params(groups)
@@ -95,7 +90,7 @@ class Buckets:
                 del held[p]
         for entry in entries_of(groups):
             if entry.p.requires_grad and not held.get(entry.p):
-                self.fit(held[entry.p], entry.p, Settings.of(groups[entry.group]), entry.name)
+                states.fit(held[entry.p], entry.p, Settings.of(groups[entry.group]), entry.name)
 
     def _gather(self, unit: Unit | None, now: Contents, staying: set[Tensor]) -> Bucket:
         """Put together the parameters that step together. What is wrong with them is found before anything changes."""
@@ -104,15 +99,16 @@ class Buckets:
             old.flush()
         before = {} if old is None else {whole.p: whole for whole in old.wholes}
         if unit is None:
-            self._warn_of_flat_slices(now.groups)
+            _warn_of_flat_slices(now)
             self.follow(now.groups, now.states)
         members = None if unit is None else set(unit)
         entries = [entry for entry in entries_of(now.groups) if members is None or entry.p in members]
-        wholes = [
-            self._parameter(entry, now, before.get(entry.p))
-            for entry in entries
-            if entry.p.grad is not None or entry.p in staying or self._is_shared(entry.p, unit)
-        ]
+        taken = [e for e in entries if e.p.grad is not None or e.p in staying or self._is_shared(e.p, unit)]
+        for entry in taken:
+            if entry.p.grad is not None:
+                states.check_gradient(entry.p, entry.p.grad, entry.name)
+            states.check(now.states[entry.p], entry.p, now.settings[entry.group], entry.name)
+        wholes = [self._parameter(entry, now, before.get(entry.p)) for entry in taken]
         ranks = None
         if any(whole.shard is not None for whole in wholes):
             ranks = self.ranks[unit] = self.make_ranks(wholes, self.ranks.get(unit))
@@ -127,9 +123,7 @@ class Buckets:
 
     def _parameter(self, entry: Entry, now: Contents, before: Parameter | None) -> Parameter:
         p, name, settings, state = entry.p, entry.name, now.settings[entry.group], now.states[entry.p]
-        if p.grad is not None:
-            states.check_gradient(p, p.grad, name)
-        self.fit(state, p, settings, name)
+        states.fit(state, p, settings, name)
         factoring, shard, is_sliced = states.factoring_of(p, settings), None, states.is_sliced(p, settings)
         if dtensor.is_sharded(p):
             shard = self.make_shard(p, name, factoring, is_sliced, None if before is None else before.shard)
@@ -165,20 +159,21 @@ class Buckets:
                 del self.of[unit]
                 self.ranks.pop(unit, None)
 
-    def _warn_of_flat_slices(self, groups: list[Group]) -> None:
-        """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
-        params = [p for group in groups for p in group["params"]]
-        if all(p.ndim == 1 for p in params) and any(p not in self.origins for p in params):
-            if any(isinstance(origin.factoring, Factored) for origin in self.origins.values()):
-                warn(
-                    "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
-                    "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
-                )
-
 
 def _is_stacked(value: object, x: Tensor) -> bool:
     """Whether a state's entry has a slice for each of X; users may have put others beside those."""
     return isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]
+
+
+def _warn_of_flat_slices(now: Contents) -> None:
+    """DeepSpeed's ZeRO puts one flat slice in place of all the parameters of a group."""
+    params = _params(now.groups)
+    if all(p.ndim == 1 for p in params) and any(not now.states.get(p) for p in params):
+        if any(state.keys() & {"row", "col"} for state in now.states.values()):
+            warn(
+                "the optimizer was made for matrices, but its groups now hold flat tensors, as DeepSpeed's ZeRO "
+                "makes them: no second moment is factored, and no memory is saved. Use FSDP2 instead"
+            )
 
 
 def _has_stepped(state: Mapping[str, Any]) -> bool:

@@ -1,5 +1,8 @@
 """How the momentum is kept: in the statistics' precision, in bfloat16, or in int8 with a float32 scale for each block.
 
+Its name in the state says what it averages: `momentum_of_update`, `momentum_of_direction` or `momentum_of_gradient`,
+and then `_int8` where it is kept so, beside its scales in `momentum_scale`.
+
 A step computes the momentum in the statistics' precision, moves X by that, and then rounds it into the state: to one
 neighbour or the other at random by default, so that a change too small for the format is right in the mean.
 
@@ -27,7 +30,7 @@ BLOCK = 128
 SMALLEST = 4096
 MOST = 127  # the largest int8 that is used: the negative ones reach as far
 TINY = 2.0**-100  # a block with no larger number is kept as zeros: 127/x would leave float32
-KEYS = ("momentum", "momentum_int8", "momentum_scale")  # the names in the state, of all formats
+OF = ("update", "direction", "gradient")  # what it may average
 
 
 class Blocks(NamedTuple):
@@ -53,14 +56,28 @@ def blocks_of(factoring: Factoring, settings: Settings) -> Blocks | None:
     return Blocks(axis, 1 << max(0, (BLOCK // behind).bit_length() - 1))
 
 
+def key(of: str, is_int8: bool = False) -> str:
+    """The name in the state of a momentum that averages this."""
+    return f"momentum_of_{of}_int8" if is_int8 else f"momentum_of_{of}"
+
+
 def key_of(settings: Settings) -> str:
-    """The key of a floating-point momentum in the state, for those who write a state by hand (migration)."""
-    return "momentum"
+    """The name of a momentum that is not int8, for those who write a state by hand (migration)."""
+    return key(settings.momentum_of)
+
+
+BUFFERS = tuple(key(of, is_int8) for of in OF for is_int8 in (False, True))
+
+
+def key_in(state: Mapping[str, Any]) -> str | None:
+    """The name of the momentum that a state has; None without one."""
+    return next((key for key in BUFFERS if key in state), None)
 
 
 def buffer(state: Mapping[str, Tensor]) -> Tensor | None:
     """The momentum as the state keeps it, in any format; None without one. Scales of int8 are `momentum_scale`."""
-    return state.get("momentum_int8", state.get("momentum"))
+    key = key_in(state)
+    return None if key is None else state[key]
 
 
 def float_dtype(p: Tensor, settings: Settings) -> torch.dtype:
@@ -70,7 +87,7 @@ def float_dtype(p: Tensor, settings: Settings) -> torch.dtype:
 
 def is_rounded(state: Mapping[str, Tensor], settings: Settings, dtype: torch.dtype) -> bool:
     """Whether the momentum is rounded on its way into the state, from the dtype that it is computed in."""
-    return bool(settings.beta1) and ("momentum_int8" in state or state["momentum"].dtype != dtype)
+    return bool(settings.beta1) and (kept := buffer(state)) is not None and kept.dtype != dtype
 
 
 def scale_shape(shape: Shape, blocks: Blocks) -> Shape:
@@ -117,9 +134,9 @@ def load(state: Mapping[str, Tensor], blocks: Blocks | None, at: Any, dtype: tor
 
     `at` is slices that begin and end between blocks, or `...` for all of it.
     """
-    if blocks is None:
-        return state["momentum"][at].to(dtype)
-    return decode(state["momentum_int8"][at], _scales(state, blocks, at), blocks, dtype)
+    kept = buffer(state)
+    assert kept is not None
+    return kept[at].to(dtype) if blocks is None else decode(kept[at], _scales(state, blocks, at), blocks, dtype)
 
 
 def store(
@@ -131,11 +148,13 @@ def store(
     skipped: Tensor | None,
 ) -> None:
     """Round a part of the momentum into the state; where a step is left out, all stays."""
+    kept = buffer(state)
+    assert kept is not None
     if blocks is None:
-        pairs = [(state["momentum"][at], to_bfloat16(value, random))]
+        pairs = [(kept[at], to_bfloat16(value, random))]
     else:
         integers, scale = encode(value, blocks, random)
-        pairs = [(state["momentum_int8"][at], integers), (_scales(state, blocks, at), scale)]
+        pairs = [(kept[at], integers), (_scales(state, blocks, at), scale)]
     for old, new in pairs:
         old.copy_(new if skipped is None else torch.where(skipped, old, new))
 

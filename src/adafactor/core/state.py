@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,25 +16,7 @@ from adafactor.core.settings import Settings
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class State(dict[str, Any]):
-    """The state of a parameter: tensors, and what users put beside them. A state dict has plain ones."""
-
-    def __missing__(self, key: str) -> Any:
-        """Name the cure where a trainer's own step looks for the state of another optimizer."""
-        if not str(key).startswith(("exp_avg", "RMS")):
-            raise KeyError(key)
-        raise KeyError(
-            f"adafactor keeps no {key!r}: this is code that steps the state of transformers' Adafactor by itself, "
-            "as --fused_backward_pass of some trainers does. Use --blockwise_fused_optimizers or "
-            "--fused_optimizer_groups, which step any optimizer, or adafactor.step_in_backward"
-        )
-
-
-class Origin(NamedTuple):
-    """What a state was made for: settings that it does not show, and that may be edited."""
-
-    factoring: Factoring
-    momentum_of: str
+State = dict[str, Any]  # of a parameter: tensors, and what users put beside them
 
 
 def factoring_of(p: Tensor, settings: Settings) -> Factoring:
@@ -51,7 +33,7 @@ def is_sliced(p: Tensor, settings: Settings) -> bool:
 def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) -> State:
     """Make the state of a parameter that has taken no step."""
     dtype = statistics_dtype(p.dtype)
-    state = State(step=_new_count(p, settings))
+    state: State = {"step": _new_count(p, settings)}
     for key, shape in factoring.statistics.items():
         if key == "full":
             state[key] = torch.zeros_like(p, dtype=dtype)  # lies in memory as the parameter does
@@ -60,7 +42,7 @@ def new_state(p: Tensor, factoring: Factoring, settings: Settings, name: str) ->
         else:
             state[key] = torch.zeros(shape, dtype=dtype, device=p.device)
     _add_missing(state, p, factoring, settings, name)
-    return State((key, value.detach()) for key, value in state.items())
+    return {key: value.detach() for key, value in state.items()}
 
 
 def _new_count(p: Tensor, settings: Settings) -> Tensor:
@@ -70,17 +52,18 @@ def _new_count(p: Tensor, settings: Settings) -> Tensor:
     return torch.zeros(p.shape[:1] if is_sliced(p, settings) else (), dtype=STEP_DTYPE, device=p.device)
 
 
-def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
-    """Make a state fit its parameter and settings as they are now, or raise before anything is changed."""
+def fit(state: State, p: Tensor, settings: Settings, name: str) -> None:
+    """Make a state, or make it fit settings that may have been edited since; raise before anything is changed."""
+    check(state, p, settings, name)
+    factoring = factoring_of(p, settings)
     if not state:
         state.update(new_state(p, factoring, settings, name))
-    check_count(state, p, settings, name)
-    check_shapes(state, factoring, settings, name)
     _convert_momentum(state, p, factoring, settings, name)
     _add_missing(state, p, factoring, settings, name)
     # the model may have been moved or converted after the optimizer was made, and kernels trust the state's types
-    dtypes = {"step": STEP_DTYPE, "compensation": p.dtype, "momentum": momentum.float_dtype(p, settings)}
-    dtypes |= {"momentum_int8": torch.int8, "momentum_scale": torch.float32}
+    dtypes = {"step": STEP_DTYPE, "compensation": p.dtype, "momentum_scale": torch.float32}
+    dtypes[momentum.key(settings.momentum_of)] = momentum.float_dtype(p, settings)
+    dtypes[momentum.key(settings.momentum_of, is_int8=True)] = torch.int8
     for key, value in state.items():
         wanted = dtypes.get(key, statistics_dtype(p.dtype))
         if isinstance(value, Tensor) and (value.dtype != wanted or value.device != p.device):
@@ -89,11 +72,11 @@ def _complete(state: State, p: Tensor, factoring: Factoring, settings: Settings,
 
 def _convert_momentum(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Bring the momentum from int8 to floating-point numbers or back, if the settings say so; rounded to nearest."""
-    blocks = momentum.blocks_of(factoring, settings)
-    if (blocks is None) == ("momentum_int8" not in state) or not state.keys() & set(momentum.KEYS):
+    blocks, key = momentum.blocks_of(factoring, settings), momentum.key_in(state)
+    if key is None or (blocks is None) == ("momentum_scale" not in state):
         return
     new = _new_momentum(p, factoring, settings, name)  # where the shards do not allow it, the old one stays
-    old = [dtensor.local(state.pop(key)) for key in momentum.KEYS if key in state]
+    old = [dtensor.local(state.pop(part)) for part in (key, "momentum_scale") if part in state]
     if blocks is None:
         was = momentum.blocks_of(factoring, replace(settings, momentum_dtype="int8"))
         assert was is not None
@@ -107,7 +90,7 @@ def _convert_momentum(state: State, p: Tensor, factoring: Factoring, settings: S
 
 def _add_missing(state: State, p: Tensor, factoring: Factoring, settings: Settings, name: str) -> None:
     """Buffers that a setting needs, also one that was switched on in mid-run."""
-    if settings.beta1 and not state.keys() & set(momentum.KEYS):
+    if settings.beta1 and momentum.key_in(state) is None:
         state.update(_new_momentum(p, factoring, settings, name))
     if settings.rounding == "kahan" and p.dtype in SIXTEEN_BIT and "compensation" not in state:
         state["compensation"] = torch.zeros_like(p).detach()
@@ -116,47 +99,14 @@ def _add_missing(state: State, p: Tensor, factoring: Factoring, settings: Settin
 def _new_momentum(p: Tensor, factoring: Factoring, settings: Settings, name: str) -> State:
     """The buffers of a momentum in the format that the settings say, all zero."""
     blocks = momentum.blocks_of(factoring, settings)
+    key = momentum.key(settings.momentum_of, is_int8=blocks is not None)
     if blocks is None:
-        return State(momentum=torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach())
+        return {key: torch.zeros_like(p, dtype=momentum.float_dtype(p, settings)).detach()}
     if dtensor.is_sharded(p):
         scale = dtensor.zero_scales(p, blocks, name)
     else:
         scale = torch.zeros(momentum.scale_shape(tuple(p.shape), blocks), dtype=torch.float32, device=p.device)
-    return State(momentum_int8=torch.zeros_like(p, dtype=torch.int8).detach(), momentum_scale=scale)
-
-
-def fit(state: State, p: Tensor, settings: Settings, name: str, origin: Origin | None = None) -> Origin:
-    """Make a state, or make it fit settings that may have been edited since; return what it is made for now."""
-    check_slices(p, settings, name)
-    now = Origin(factoring_of(p, settings), settings.momentum_of)
-    if state and origin is not None:
-        if settings.beta1 and state.keys() & set(momentum.KEYS) and origin.momentum_of != now.momentum_of:
-            raise ValueError(
-                f"momentum_of of {name} changed in mid-run from {origin.momentum_of!r} to {now.momentum_of!r}: its "
-                f"state 'momentum' is an average of the {origin.momentum_of}s. Delete that entry to start a new one"
-            )
-        _exchange(state, origin.factoring, now.factoring, name)
-    _complete(state, p, now.factoring, settings, name)
-    return now
-
-
-def _exchange(state: State, before: Factoring, now: Factoring, name: str) -> None:
-    """Follow a change of `axes` in mid-run: rows and columns may exchange their roles, nothing else may change.
-
-    The update of Algorithm 4 is the same for (row, column) and (column, row); R and C of a square matrix have one
-    shape, so that without this one would be taken for the other in silence.
-    """
-    if before == now or before.shape != now.shape or not (isinstance(before, Factored) and isinstance(now, Factored)):
-        return  # where the statistics are others altogether, `check_shapes` says so
-    axes, new_axes = (before.row_axis, before.col_axis), (now.row_axis, now.col_axis)
-    if axes == new_axes:
-        return
-    if axes != new_axes[::-1] or now.estimator != "outer":
-        raise ValueError(
-            f"axes of {name} changed in mid-run from {axes} to {new_axes}: its statistics are of other axes; only an "
-            "exchange of the two is possible"
-        )
-    state["row"], state["col"] = state["col"], state["row"]
+    return {key: torch.zeros_like(p, dtype=torch.int8).detach(), "momentum_scale": scale}
 
 
 def check_parameter(p: Tensor, name: str, settings: Settings) -> None:
@@ -186,7 +136,16 @@ def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
         raise TypeError(f"the gradient of {name} has dtype {g.dtype}; only floating-point gradients are supported")
 
 
-def check_slices(p: Tensor, settings: Settings, name: str) -> None:
+def check(state: State, p: Tensor, settings: Settings, name: str) -> None:
+    """Refuse slices that are cut, and a state that is not of a parameter of this shape with these settings."""
+    _check_slices(p, settings, name)
+    if state:
+        _check_count(state, p, settings, name)
+        _check_statistics(state, p, settings, name)
+        _check_momentum(state, p, settings, name)
+
+
+def _check_slices(p: Tensor, settings: Settings, name: str) -> None:
     """Refuse slices that are cut between ranks."""
     if is_sliced(p, settings) and dtensor.is_sharded(p):
         for place, ranks in zip(p.placements, p.device_mesh.shape, strict=True):
@@ -198,39 +157,54 @@ def check_slices(p: Tensor, settings: Settings, name: str) -> None:
                 )
 
 
-def check_count(state: State, p: Tensor, settings: Settings, name: str) -> None:
+def _check_count(state: State, p: Tensor, settings: Settings, name: str) -> None:
     """Refuse a state of the whole for slices, or of slices for the whole: their statistics may have the same shapes."""
-    wanted = len(p) if is_sliced(p, settings) else 1
-    has = state["step"].numel() if isinstance(state.get("step"), Tensor) else 1
+    wanted = tuple(p.shape[:1]) if is_sliced(p, settings) else ()
+    has = tuple(getattr(state.get("step"), "shape", ()))
     if has != wanted:
         raise ValueError(
-            f"{name} of shape {tuple(p.shape)} with per_slice={settings.per_slice} needs a state 'step' of {wanted}, "
-            f"but the state has one of {has}: `per_slice` changed, or the groups are in another order. A state is of "
-            "the whole or of its slices: go on with the `per_slice` that it was made with, or start without a state"
+            f"{name} of shape {tuple(p.shape)} with per_slice={settings.per_slice} needs a state 'step' of shape "
+            f"{wanted}, but the state has one of {has}: `per_slice` changed, or the groups are in another order. A "
+            "state is of the whole or of its slices: go on with the `per_slice` that it was made with, or start "
+            "without a state"
         )
 
 
-def check_shapes(state: State, factoring: Factoring, settings: Settings, name: str) -> None:
-    """Refuse a state that is not of a parameter of this shape and these settings."""
-    for key, shape in factoring.statistics.items():
+def _check_statistics(state: State, p: Tensor, settings: Settings, name: str) -> None:
+    """Refuse statistics of other axes, of another estimator or of another shape."""
+    wanted = {"row": None, "col": None, "full": None, **factoring_of(p, settings).statistics}
+    for key, shape in wanted.items():
         has = _shape(state, key, name)
         if has != shape:
+            needed = f"no state {key!r}" if shape is None else f"a state {key!r} of shape {shape}"
             raise ValueError(
-                f"{name} of shape {factoring.shape} needs a state {key!r} of shape {shape}, but the state has "
-                f"{'none' if has is None else has}: the groups are in another order, or `factored` or `axes` changed"
+                f"{name} of shape {tuple(p.shape)} with factored={settings.factored!r} and axes={settings.axes} needs "
+                f"{needed}, but the state has {'none' if has is None else f'one of shape {has}'}: the groups are in "
+                "another order, or `factored`, `axes` or `min_factored` changed, which a state cannot follow"
             )
-    for key in ("momentum", "momentum_int8", "compensation"):
+
+
+def _check_momentum(state: State, p: Tensor, settings: Settings, name: str) -> None:
+    """Refuse an average of something else, and one that is not whole."""
+    shape = tuple(p.shape)
+    for key in (*momentum.BUFFERS, "compensation"):
         has = _shape(state, key, name)
-        if has is not None and has != factoring.shape:
-            raise ValueError(f"{name} of shape {factoring.shape} has a {key} of shape {has}")
-    if ("momentum_int8" in state) != ("momentum_scale" in state) or {"momentum", "momentum_int8"} <= state.keys():
-        held = ", ".join(repr(key) for key in momentum.KEYS if key in state)
-        raise ValueError(f"the state of {name} has {held}: it must be 'momentum', or 'momentum_int8' and its scales")
-    if "momentum_int8" in state:
-        blocks = momentum.blocks_of(factoring, replace(settings, momentum_dtype="int8"))
-        wanted = None if blocks is None else momentum.scale_shape(factoring.shape, blocks)
+        if has is not None and has != shape:
+            raise ValueError(f"{name} of shape {shape} has a {key} of shape {has}")
+    keys = [key for key in momentum.BUFFERS if key in state]
+    if len(keys) > 1 or ("momentum_scale" in state) != any(key.endswith("_int8") for key in keys):
+        held = ", ".join(map(repr, [*keys, *(key for key in state if key == "momentum_scale")]))
+        raise ValueError(f"the state of {name} has {held}: it must be one momentum, and of int8 its 'momentum_scale'")
+    if keys and not keys[0].startswith(momentum.key(settings.momentum_of)):
+        raise ValueError(
+            f"the state of {name} has {keys[0]!r}, but momentum_of={settings.momentum_of!r}: an average of the one "
+            "cannot go on as an average of the other. Set `momentum_of` back, or delete that entry to start a new one"
+        )
+    if "momentum_scale" in state:
+        blocks = momentum.blocks_of(factoring_of(p, settings), replace(settings, momentum_dtype="int8"))
+        wanted = None if blocks is None else momentum.scale_shape(shape, blocks)
         if (has := _shape(state, "momentum_scale", name)) != wanted:
-            raise ValueError(f"{name} of shape {factoring.shape} has a momentum_scale of shape {has}, not {wanted}")
+            raise ValueError(f"{name} of shape {shape} has a momentum_scale of shape {has}, not {wanted}")
 
 
 def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
@@ -238,9 +212,11 @@ def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
         return None
     if not hasattr(state[key], "shape"):
         raise ValueError(f"the state {key!r} of {name} is a {type(state[key]).__name__}; it must be a tensor")
-    is_right = state[key].dtype == torch.int8 if key == "momentum_int8" else state[key].is_floating_point()
+    is_int8 = key.endswith("_int8")
+    is_right = state[key].dtype == torch.int8 if is_int8 else state[key].is_floating_point()
     if isinstance(state[key], Tensor) and not (is_right and state[key].layout == torch.strided):
         kind = f"{state[key].dtype} and {state[key].layout}"
-        wanted = "int8" if key == "momentum_int8" else "floating-point"
-        raise ValueError(f"the state {key!r} of {name} is {kind}; it must be {wanted} and dense")
+        raise ValueError(
+            f"the state {key!r} of {name} is {kind}; it must be {'int8' if is_int8 else 'floating-point'} and dense"
+        )
     return tuple(state[key].shape)

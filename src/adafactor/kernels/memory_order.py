@@ -14,7 +14,7 @@ import torch
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import Factored, statistics_dtype
-from adafactor.core.momentum import is_rounded
+from adafactor.core.momentum import BUFFERS, is_rounded
 
 CHUNK = 2**15  # elements: the least that a thread takes (measured: below it the hand-over costs more)
 WIDTH = 2048  # numbers of a line that are summed in the statistics' precision; in double beyond
@@ -73,7 +73,7 @@ def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
     x, form, factoring = parameter.x, parameter.gradient, parameter.factoring
     if not stored(x.dtype, form.dtype):
         return f"there is no loop for a {x.dtype} parameter with a {form.dtype} gradient"
-    for key in ("full", "momentum", "momentum_int8", "compensation"):
+    for key in ("full", *BUFFERS, "compensation"):
         if key in parameter.state and parameter.state[key].stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
     shape = tuple(x.shape)

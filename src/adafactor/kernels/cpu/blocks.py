@@ -18,7 +18,7 @@ LONGEST_STEP = 2**32 // WIDTH  # from one element's number to the next: a stretc
 def are_elsewhere(parameter: Parameter, order: MemoryOrder) -> bool:
     """Whether the blocks of an int8 momentum, or the numbers of random words, do not follow lines of memory."""
     x, state = parameter.x, parameter.state
-    blocks = blocks_of(parameter.factoring, parameter.settings) if "momentum_int8" in state else None
+    blocks = blocks_of(parameter.factoring, parameter.settings) if "momentum_scale" in state else None
     if blocks is not None:
         is_line = not order.factored or prod(order.sizes[3:]) == prod(x.shape[blocks.axis :])
         if not (is_line and x.is_contiguous() and state["momentum_scale"].is_contiguous()):
@@ -33,7 +33,7 @@ def lay_out(job: Any, parameter: Parameter, order: MemoryOrder) -> tuple[Any, An
     """Describe where blocks lie; return the tables: of the axes along which there are blocks, and of one block."""
     shape, whole = tuple(parameter.x.shape), parameter.shape
     blocks, scales = blocks_of(parameter.factoring, parameter.settings), [0] * len(shape)
-    if blocks is not None and "momentum_int8" in parameter.state:
+    if blocks is not None and "momentum_scale" in parameter.state:
         scales[: blocks.axis + 1] = parameter.state["momentum_scale"].stride()
     else:
         blocks = _runs(shape, whole)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adafactor.core.contract import Gradients, Parameter, Sums
 from adafactor.core.factoring import Factored
-from adafactor.core.momentum import blocks_of
+from adafactor.core.momentum import blocks_of, buffer
 from adafactor.core.rounding import keys, roots
 from adafactor.core.settings import Settings
 from adafactor.kernels.cpu import blocks, native
@@ -213,18 +213,19 @@ class Executor:
     def _describe_momentum(self, job: Any, parameter: Parameter) -> None:
         """Describe how the momentum is stored."""
         s, state, in_blocks = parameter.settings, parameter.state, blocks_of(parameter.factoring, parameter.settings)
+        m = buffer(state)
+        assert m is not None
+        job["m"] = m.data_ptr()
         if in_blocks is not None:
-            job["m"], job["m_scales"] = state["momentum_int8"].data_ptr(), state["momentum_scale"].data_ptr()
+            job["m_scales"] = state["momentum_scale"].data_ptr()
             job["momentum_format"] = jobs.INT8
             if not job["blocks"]:
                 job["block_line"] = prod(parameter.x.shape[in_blocks.axis :])
                 job["block"] = in_blocks.length * job["block_line"] // parameter.x.shape[in_blocks.axis]
                 job["stretch"] = job["room"] = job["block"]
-        else:
-            job["m"] = state["momentum"].data_ptr()
-            if state["momentum"].dtype == torch.bfloat16:
-                job["momentum_format"] = jobs.BFLOAT16
-                job["stretch"] = job["room"] if s.momentum_of == "gradient" else job["stretch"]
+        elif m.dtype == torch.bfloat16:
+            job["momentum_format"] = jobs.BFLOAT16
+            job["stretch"] = job["room"] if s.momentum_of == "gradient" else job["stretch"]
         job["rounds_momentum_at_random"] = has_rounded_momentum(parameter) and s.momentum_rounding == "stochastic"
 
     def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, order: MemoryOrder) -> None:

@@ -55,7 +55,7 @@ class Kind:
         kind = cls(x, g, s.momentum_of if s.beta1 else None, parameter.rounding, is_aligned(parameter))
         if not has_rounded_momentum(parameter):
             return kind
-        dtype = torch.int8 if "momentum_int8" in parameter.state else torch.bfloat16
+        dtype = torch.int8 if "momentum_scale" in parameter.state else torch.bfloat16
         is_random, lanes = s.momentum_rounding == "stochastic", block_lanes(parameter)
         return replace(kind, momentum_dtype=dtype, momentum_random=is_random, lanes=lanes)
 

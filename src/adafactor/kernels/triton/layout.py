@@ -9,11 +9,11 @@ import torch
 
 from adafactor.core.contract import Parameter
 from adafactor.core.factoring import Factored
-from adafactor.core.momentum import BLOCK, blocks_of
+from adafactor.core.momentum import BLOCK, BUFFERS, blocks_of
 from adafactor.kernels.memory_order import MemoryOrder, flat_order
 from adafactor.kernels.triton.sizes import ALIGNMENT, LINE, LINES, NARROW
 
-LIKE_X = ("full", "momentum", "momentum_int8", "compensation")  # in the state, of X's shape
+LIKE_X = ("full", *BUFFERS, "compensation")  # in the state, of X's shape
 
 
 def factored_axes(parameter: Parameter) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def factors_along(parameter: Parameter) -> tuple[str, str]:
 
 def has_blocks(parameter: Parameter) -> bool:
     """Whether there is a momentum in int8, and it is used."""
-    return bool(parameter.settings.beta1) and "momentum_int8" in parameter.state
+    return bool(parameter.settings.beta1) and "momentum_scale" in parameter.state
 
 
 def block_shape(parameter: Parameter) -> tuple[int, int]:

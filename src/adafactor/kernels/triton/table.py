@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from adafactor.core.contract import Parameter
+from adafactor.core.momentum import BUFFERS
 from adafactor.core.rounding import roots
 from adafactor.kernels.memory_order import MemoryOrder, draws_words, numbering
 from adafactor.kernels.triton import fields as f
@@ -18,8 +19,7 @@ from adafactor.kernels.triton.kind import Kind
 
 IN_STATE = {
     "full": f.FULL,
-    "momentum": f.MOMENTUM,
-    "momentum_int8": f.MOMENTUM,
+    **dict.fromkeys(BUFFERS, f.MOMENTUM),
     "momentum_scale": f.SCALE,
     "compensation": f.COMPENSATION,
 }  # and the columns of their addresses; there is a momentum of one kind
