@@ -141,7 +141,7 @@ def test_a_changed_layout_is_refused_with_its_reason() -> None:
     p.grad = torch.ones(3, 4)
     optimizer.step()
     optimizer.param_groups[0]["factored"] = False
-    with pytest.raises(ValueError, match="`factored` or `axes` changed"):
+    with pytest.raises(ValueError, match="`factored`, `axes` or `min_factored` changed"):
         optimizer.step()
 
 
