@@ -120,7 +120,7 @@ def test_adamws_average_of_gradients_can_be_left_behind() -> None:
     assert moved["param_groups"][0]["beta1"] == 0.0 and moved["param_groups"][0]["clip"] == 1.0
     assert whole["param_groups"][0]["clip"] is None and moved["param_groups"][0]["lr"] == 1e-4
     for key, state in moved["state"].items():
-        assert "momentum" not in state and "momentum" in whole["state"][key]
+        assert "momentum_of_gradient" not in state and "momentum_of_gradient" in whole["state"][key]
         assert all(torch.equal(value, whole["state"][key][name]) for name, value in state.items())
 
 
