@@ -70,10 +70,6 @@ def parser() -> argparse.ArgumentParser:
     page.add_argument("--scale", choices=list(SCALES), help="only the runs of this scale; `base` is with Table 3's")
     page.add_argument("--headline", action="store_true", help="only print the sentences of the first pages")
     page.add_argument("--documents", action="store_true", help="also write what docs/ has from the records")
-
-    say = _command(add("translate", help="translate a sentence with a trained run"), commands.translate_one)
-    say.add_argument("sentence")
-    say.add_argument("--run", help="the run's name (default: the newest with weights)")
     return top
 
 

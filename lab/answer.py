@@ -52,7 +52,7 @@ def headline(records: list[Record]) -> list[str]:
         f"a decay of the step size to zero (dev loss {_higher(long.loss, 3)}, {claims.count(long.loss.seeds)}), and is "
         f"{behind(last.bleu, ' BLEU')} without the decay."
     )
-    return [first, *_short_runs(records), *_counted(judge_all(records))[:1]]
+    return [*[first] * bool(long.loss.seeds), *_short_runs(records), *_counted(judge_all(records))[:1]]
 
 
 def answer(records: list[Record]) -> str:

@@ -23,9 +23,6 @@ from lab.split import split
 
 PARTS = ("train", "dev", "test")
 HELD_OUT_SIZES = {"dev": 1000, "test": 2000}
-# Training pairs per domain on Debian 12; other releases differ, so this is checked within a tolerance.
-EXPECTED = {"lo": 27_670, "deb": 22_769, "ding": 15_460}
-TOLERANCE = 0.15
 # The fingerprints under which runs on Debian 12's text were recorded; they count as one text.
 DEBIAN_12 = {
     "14b1382a3b03a0a6",  # until 18 November 2026, when package descriptions came in the order of all archives' lists
@@ -208,24 +205,6 @@ def counts(corpus: Corpus) -> str:
         numbers = (len(corpus.part(part)), *(found[domain] for domain in domains))
         lines.append(f"{part:<8}" + "".join(f"{number:>10,}" for number in numbers))
     return "\n".join(lines)
-
-
-def unexpected(corpus: Corpus) -> list[str]:
-    """What differs too much from the counts seen on Debian 12, as sentences; empty when all is well."""
-    found = Counter(pair.domain for pair in corpus.train)
-    problems = [
-        f"{domain}: {found[domain]:,} training pairs where about {expected:,} are expected"
-        for domain, expected in EXPECTED.items()
-        if abs(found[domain] - expected) > TOLERANCE * expected
-    ]
-    problems += [
-        f"{part}: {len(corpus.part(part)):,} pairs, not {size:,}"
-        for part, size in HELD_OUT_SIZES.items()
-        if len(corpus.part(part)) != size
-    ]
-    held_out = {pair.english for part in ("dev", "test") for pair in corpus.part(part)}
-    overlap = {pair.english for pair in corpus.train} & held_out
-    return problems + ([f"{len(overlap)} held-out sentences are in the training set"] if overlap else [])
 
 
 def _build(folder: Path) -> None:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import io
+from collections.abc import Sequence
 from html import escape
 
 from sacrebleu.metrics.chrf import CHRF
 
-from lab.charts import Chart, Line, frame
 from lab.clean import Pair
 from lab.evaluate import unpack
-from lab.page import bars, charts, page
 from lab.results import Record, dev_loss, test_bleu
+from lab.style import OURS, styled
 
 NAMES = {"B": "Adam (row B, with warm-up)", "O": "Adafactor (row O, no warm-up)"}
-STYLES = {"B": "c1", "O": "c0"}
+COLOURS = {"B": "#d9863d", "O": OURS}
 SENTENCES = (
     "Inserts a new table into the document.",
     "Specifies the color of the selected object.",
     "Select the font for the selected text.",
 )  # none of them is in the text it learns from
 SHOWN = 9  # held-out sentences, from the worst to the best
+STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0 auto; max-width: 62rem; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; }
+p, table { max-width: 46rem; overflow-wrap: anywhere; }
+.charts { display: flex; flex-wrap: wrap; } figure { flex: 1 1 20rem; margin: 0; }
+svg { width: 100%; height: auto; } td, th { text-align: left; padding-right: 1.5em; }
+.pair { border-left: 3px solid #8886; padding-left: .8rem; margin: 0 0 1rem; } .pair p { margin: .1rem 0; }
+small { opacity: .7; margin-right: .5em; }
+"""
 
 Said = list[tuple[str, dict[str, str]]]  # a sentence, and what each row makes of it
 
@@ -59,43 +68,55 @@ def _interval(record: Record) -> float:
     return float(record["ways"]["decayed"]["bleu"]["test"]["interval"])
 
 
-def render(
-    records: list[Record], say: dict[str, Callable[[str], str]], sentences: list[str], pairs: Sequence[Pair]
-) -> str:
-    """The page."""
-    own = [(sentence, {row: translate(sentence) for row, translate in say.items()}) for sentence in sentences]
+def render(records: list[Record], own: Said, pairs: Sequence[Pair], headline: Sequence[str]) -> str:
+    """The page, from the runs, what they make of some sentences and the test set, and what longer runs say."""
+    found = {record["config"]["row"]["name"]: record for record in records}
     said, ranks = held_out(records, pairs)
-    count = len(unpack(records[0]["translations"])["decayed"])
     lead = " ".join(
-        f"{NAMES[row]} ends at a dev loss of {dev_loss(r, 'decayed'):.2f} and {score(r)} BLEU with "
-        f"{r['state_bytes']:,} bytes of state." for row, r in _by_row(records).items()
-    )  # fmt: skip
-    lead += f" {verdict(records)}"
-    body = (
-        f"<p>{escape(lead)}</p>{charts([_curves(records, False), _curves(records, True)])}"
-        f"<h2>What it costs</h2>{_cost(records)}"
-        f"<h2>What they say</h2>{''.join(_said(*one) for one in own)}"
-        f"<h2>Held-out sentences, from the worst to the best</h2><p>Number {', '.join(map(str, ranks))} of {count} "
-        "test sentences, ordered by how near both translations come to the reference (chrF).</p>"
-        f"{''.join(_said(*one) for one in said)}"
-        "<p>Translated with the weights after the step size has fallen to zero.</p>"
+        f"{NAMES[row]} ends at a dev loss of {dev_loss(r, 'decayed'):.2f} and {score(r)} BLEU."
+        for row, r in found.items()
     )
-    return page("Adam and Adafactor, side by side", body)
+    cells = "".join(
+        f"<tr><td>{NAMES[row]}<td>{r['state_bytes']:,} bytes<td>{1000 * step_seconds(r):.0f} ms</tr>"
+        for row, r in found.items()
+    )
+    title = "Adam and Adafactor, side by side"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{escape(lead)} {escape(verdict(records))}</p>"
+        f'<div class="charts">{_curves(found, False)}{_curves(found, True)}</div>'
+        f"<h2>What it costs</h2><table><tr><th>optimizer<th>its state<th>a training step</tr>{cells}</table>"
+        f"<p>The weights are {records[0]['parameter_bytes']:,} bytes.</p>"
+        f"<h2>What longer runs say</h2><p>{escape(' '.join(headline))} "
+        '<a href="../docs/reproduction.md">Claim by claim</a>; <a href="../README.md">what it is</a>.</p>'
+        f"<h2>What they say</h2>{''.join(_said(*one) for one in own)}"
+        f"<h2>Held-out sentences, from the worst to the best</h2><p>Number {', '.join(map(str, ranks))} of "
+        f"{len(unpack(records[0]['translations'])['decayed'])} test sentences, ordered by how near both translations "
+        f"come to the reference (chrF).</p>{''.join(_said(*one) for one in said)}"
+        "<p>Translated with the weights after the step size has fallen to zero.</p></body></html>\n"
+    )
 
 
-def _by_row(records: list[Record]) -> dict[str, Record]:
-    return {record["config"]["row"]["name"]: record for record in records}
+@styled
+def _curves(found: dict[str, Record], seconds: bool) -> str:
+    """The training losses over steps or over seconds, drawn for light and dark pages."""
+    from matplotlib.figure import Figure
 
-
-def _curves(records: list[Record], seconds: bool) -> str:
-    lines = []
-    for row, record in _by_row(records).items():
+    figure = Figure(figsize=(4.6, 2.8), layout="constrained")
+    axes = figure.subplots()
+    for row, record in found.items():
+        steps, losses = zip(*record["curve"], strict=True)
         scale = step_seconds(record) if seconds else 1.0
-        lines.append(Line(NAMES[row], [(step * scale, float(loss)) for step, loss in record["curve"]], STYLES[row]))
-    wide = max(x for line in lines for x, _ in line.points)
-    height = frame([y for line in lines for x, y in line.points if x > wide / 50])
-    label = "seconds of training, at each run's mean speed" if seconds else "step"
-    return Chart(f"Training loss over {'seconds' if seconds else 'steps'}", label, "loss", (0, wide), height).svg(lines)
+        axes.plot([step * scale for step in steps], losses, color=COLOURS[row], label=NAMES[row])
+    axes.set_title(f"Training loss over {'seconds' if seconds else 'steps'}", fontsize=10, loc="left")
+    axes.legend(fontsize=8, frameon=False)
+    axes.grid(axis="y")
+    axes.spines[["top", "right"]].set_visible(False)
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg")
+    drawn = stream.getvalue()
+    return f"<figure>{drawn[drawn.index('<svg') :]}</figure>"
 
 
 def step_seconds(record: Record) -> float:
@@ -104,24 +125,7 @@ def step_seconds(record: Record) -> float:
     return float(record["train_seconds"] / (config["steps"] + config.get("branch", 0)))
 
 
-def _cost(records: list[Record]) -> str:
-    found = _by_row(records)
-    most = max(r["state_bytes"] for r in found.values())
-    slow = max(map(step_seconds, found.values()))
-    sizes = [(NAMES[row], f"{r['state_bytes']:,} bytes", r["state_bytes"] / most, STYLES[row])
-             for row, r in found.items()]  # fmt: skip
-    times = [(NAMES[row], f"{1000 * step_seconds(r):.0f} ms", step_seconds(r) / slow, STYLES[row])
-             for row, r in found.items()]  # fmt: skip
-    weights = next(iter(found.values()))["parameter_bytes"]
-    return (
-        f"<p>Optimizer state, beside {weights:,} bytes of weights:</p>{bars(sizes)}"
-        f"<p>A whole training step, forward and backward included:</p>{bars(times)}"
-    )
-
-
 def _said(sentence: str, texts: dict[str, str]) -> str:
-    lines = [f"<p><b>{escape(sentence)}</b></p>"]
-    for who, text in texts.items():
-        name = {"B": "Adam", "O": "Adafactor"}.get(who, who)
-        lines.append(f'<p><span class="who">{name}</span>{escape(text)}</p>')
-    return f'<div class="pair">{"".join(lines)}</div>'
+    names = {"B": "Adam", "O": "Adafactor"}
+    lines = (f"<p><small>{names.get(who, who)}</small>{escape(text)}</p>" for who, text in texts.items())
+    return f'<div class="pair"><p><b>{escape(sentence)}</b></p>{"".join(lines)}</div>'

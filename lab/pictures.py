@@ -1,4 +1,4 @@
-"""The pictures of docs/reproduction.md, for light and dark pages: the paper against the lab, O against B, updates."""
+"""The pictures of docs/reproduction.md, for light and dark pages: the paper against the lab, and updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lab import results, tables, updates
+from lab import results, updates
 from lab.answer import is_pattern_whole
 from lab.claims import pattern_losses
 from lab.experiments import ADAPTIVE
@@ -16,8 +16,7 @@ from lab.rows import ROWS
 from lab.style import INK, OURS, THEIRS, styled
 
 DOCS = Path(__file__).parents[1] / "docs"
-PATTERN, OVER_THE_RUN, UPDATES = (DOCS / f"reproduction{end}.png" for end in ("", "-over-the-run", "-updates"))
-COLOURS = ("#3d7fd9", "#d9863d", "#4da167", "#a06cc9")
+PATTERN, UPDATES = DOCS / "reproduction.png", DOCS / "reproduction-updates.png"
 # Of the figure on updates: rows and their colours; those that are clipped at 1 are blue.
 SHOWN = {"A": "#c94f4f", "C": "#d9863d", "I": "#a06cc9", "H": "#3d7fd9", "N": "#62b0c9"}
 STRETCH = 20  # steps of a point of that figure
@@ -29,9 +28,6 @@ def draw(records: list[Record]) -> list[Path]:
     if is_pattern_whole(records):
         draw_pattern(records, PATTERN)
         drawn.append(PATTERN)
-    if tables.gaps(records):
-        draw_over_the_run(records, OVER_THE_RUN)
-        drawn.append(OVER_THE_RUN)
     if results.select(records, "updates"):
         draw_updates(records, UPDATES)
         drawn.append(UPDATES)
@@ -71,25 +67,6 @@ def draw_pattern(records: list[Record], path: Path) -> None:
         axes.tick_params(length=0, labelsize=7)
         axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside lower right", ncols=2, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=120)
-
-
-@styled
-def draw_over_the_run(records: list[Record], path: Path) -> None:
-    """Draw the training loss of O without warm-up minus that of B with it, in the mean over seeds, tenth by tenth."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for (name, (seeds, means)), colour in zip(tables.gaps(records).items(), COLOURS, strict=False):
-        label = f"{name}, {seeds} seed{'s' * (seeds > 1)}"
-        axes.plot([10 * tenth + 5 for tenth in range(10)], means, color=colour, lw=2, marker="o", ms=4, label=label)
-    axes.axhline(0.0, color=INK, lw=0.8)
-    axes.set(xlabel="% of the run", ylabel="training loss, O − B", xlim=(0, 100))
-    axes.set_title("Below zero, Adafactor without warm-up is ahead of Adam with it", fontsize=10, loc="left")
-    axes.legend(fontsize=8, frameon=False)
-    axes.grid(axis="y")
-    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 

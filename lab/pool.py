@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -45,8 +43,7 @@ def run_missing(
 
     As many run at a time as there are `slots`, each of which has options of its own, such as the device.
 
-    Stopped by Ctrl-C or killed, it continues where it was when started again. While the file that
-    `$ADAFACTOR_LAB_PAUSE` names exists, the runs stand still, so that something else can be measured.
+    Stopped by Ctrl-C or killed, it continues where it was when started again.
     """
     recorded = records.read(folder)
     missing = [job for job in jobs if records.find(job, recorded, fingerprint) is None]
@@ -56,14 +53,9 @@ def run_missing(
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as display:
         whole = display.add_task("all", total=max(1, len(missing)), note="", visible=len(missing) > len(slots))
         running: list[Running] = []
-        paused = False
         try:
             while missing or running:
-                if paused != _pause_wanted():
-                    paused = not paused
-                    for child in running:
-                        child.process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
-                while missing and len(running) < len(slots) and not paused:
+                while missing and len(running) < len(slots):
                     slot = next(i for i in range(len(slots)) if all(child.slot != i for child in running))
                     words = [*command(missing[0], folder, cache), *slots[slot]]
                     running.append(_start(missing.pop(0), slot, words, cache, display))
@@ -78,13 +70,7 @@ def run_missing(
         finally:
             for child in running:
                 child.process.terminate()
-                child.process.send_signal(signal.SIGCONT)  # one that stands still does not hear
     return failed
-
-
-def _pause_wanted() -> bool:
-    path = os.environ.get("ADAFACTOR_LAB_PAUSE")
-    return bool(path) and Path(str(path)).exists()
 
 
 def _start(job: Job, slot: int, words: list[str], cache: Path, display: Progress) -> Running:

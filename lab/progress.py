@@ -14,8 +14,6 @@ from lab.files import write_text
 from lab.presets import Job
 from lab.train import Progress, run_folder
 
-LONG = 1000  # steps of a run whose time is told in advance
-
 
 class Shown:
     """Shows a run's progress in a file and, if asked for, as a bar."""
@@ -27,7 +25,6 @@ class Shown:
         self.display = Display(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not bar)
         self.task = self.display.add_task(job.name, total=job.scale.steps + job.scale.branch, note="")
         self.written = 0.0
-        self.first: tuple[int, float] | None = None  # the step and the seconds from which the speed is taken
 
     def __enter__(self) -> None:
         """Start the bar."""
@@ -42,20 +39,7 @@ class Shown:
         steps, speed = self.job.scale.steps + self.job.scale.branch, progress.tokens / max(progress.seconds, 1e-9)
         note = f"loss {progress.smooth_loss():.3f}  {speed:,.0f} tokens/s"
         self.display.update(self.task, completed=progress.step, note=note)
-        self._expect(progress, steps)
         if time.monotonic() - self.written > 1 or progress.step == steps:
             self.written = time.monotonic()
             now = {"step": progress.step, "steps": steps, "loss": progress.smooth_loss(), "tokens_per_second": speed}
             write_text(self.folder / "progress.json", json.dumps(now))
-
-    def _expect(self, progress: Progress, steps: int) -> None:
-        """After a hundred steps say how long a long run will take; the first ten, which warm up, do not count."""
-        start, seconds = self.first or (progress.step, 0.0)
-        if progress.step < start + 10:
-            self.first = (start, progress.seconds)
-        if progress.step == start + 99 and steps >= LONG:
-            speed = (progress.seconds - seconds) / 90
-            hours = speed * (steps - progress.step) / 3600
-            self.display.console.print(
-                f"{speed:.3g} s a step: {hours:,.1f} hours for the {steps - progress.step:,} to go"
-            )

@@ -68,7 +68,7 @@ class Options:
     compiler: str | None = None  # torch.compile's backend; None: not compiled
 
 
-def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Trainer] | None = None) -> dict[str, Any]:
+def run(job: Job, corpus: Corpus, options: Options) -> dict[str, Any]:
     """Train, evaluate and record a job; a finished one is only read back.
 
     Of several processes the first one evaluates; the others return an empty record.
@@ -85,7 +85,7 @@ def run(job: Job, corpus: Corpus, options: Options, trainer_of: Callable[..., Tr
         if processes.leader:
             write_text(folder / "config.json", json.dumps(job.config(), indent=1))
         keep_freed_memory()
-        trainer = (trainer_of or Trainer)(job, corpus, options)
+        trainer = Trainer(job, corpus, options)
         trainer.resume()
         for way in WAYS if job.scale.branch else WAYS[:1]:
             trainer.reach(way)

@@ -11,7 +11,7 @@ import pytest
 from lab import corpus, files, generated, wmt
 from lab.clean import Pair, clean, key, normalise, pairs_of, refusal, sentences
 from lab.sources import Aligned, package_family, read_descriptions, read_dictionary, read_help
-from lab.split import leaks, place, split
+from lab.split import leaks, split
 
 GOOD = ("Select the cells that you want to print.", "Wählen Sie die Zellen aus, die Sie drucken möchten.")
 
@@ -143,11 +143,6 @@ def test_a_sentence_leaks_when_half_its_four_grams_are_in_one_training_sentence(
     assert leaks(held, ["P, q r s t u!"]) == {1}
 
 
-def test_the_place_of_a_document_is_the_same_everywhere() -> None:
-    places = [place(Pair("lo", f"document {i}", "", "")) for i in range(2000)]
-    assert [places.count(part) for part in ("train", "dev", "test")] == [1850, 47, 103]
-
-
 def test_the_generated_task_is_right_and_repeatable() -> None:
     assert generated.english_number(421) == "four hundred and twenty-one"
     assert generated.german_number(421) == "vier hundert ein und zwanzig"
@@ -155,19 +150,6 @@ def test_the_generated_task_is_right_and_repeatable() -> None:
     assert generated.pairs(50, seed=1) == generated.pairs(50, seed=1)
     loaded = corpus.generated_corpus()
     assert not {p.english for p in loaded.train} & {p.english for p in [*loaded.dev, *loaded.test]}
-
-
-def test_own_files_are_read_and_checked(tmp_path: Path) -> None:
-    paths = {}
-    for part in corpus.PARTS:
-        paths[part] = (tmp_path / f"{part}.en", tmp_path / f"{part}.de")
-        paths[part][0].write_text("one\ntwo\n")
-        paths[part][1].write_text("eins\nzwei\n")
-    loaded = corpus.load("own", tmp_path, corpus.OwnFiles(paths))
-    assert [pair.german for pair in loaded.test] == ["eins", "zwei"]
-    paths["dev"][1].write_text("eins\n")
-    with pytest.raises(ValueError, match="dev: dev.en has 2 lines, dev.de 1"):
-        corpus.load("own", tmp_path, corpus.OwnFiles(paths))
 
 
 def archives(folder: Path) -> dict[str, str]:
@@ -232,9 +214,3 @@ def test_own_files_are_split_at_line_feeds_alone(tmp_path: Path) -> None:
     loaded = corpus.load("own", tmp_path, corpus.OwnFiles({"train": (english, german), "dev": (english, german)}))
     assert [pair.english for pair in loaded.train] == ["one\rmore", "two\u2028more\x85more", "four"]
     assert [pair.german for pair in loaded.train] == ["eins", "zwei", "vier"]
-
-
-def test_a_sentence_with_another_line_break_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "train.tsv"
-    path.write_text("lo\ta\u2028b\tc\x85d\ndeb\te\tf\n", encoding="utf-8")
-    assert corpus._read_tsv(path) == [Pair("lo", "", "a\u2028b", "c\x85d"), Pair("deb", "", "e", "f")]

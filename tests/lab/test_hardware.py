@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from adafactor import Adafactor
 from lab import records, vocabulary
 from lab.__main__ import _devices, main
 from lab.batches import Batches
@@ -24,7 +23,6 @@ from lab.pool import run_missing
 from lab.presets import SCALES, Job
 from lab.rows import ROWS, TABLE_2, schedule_2017
 from lab.sharded import Processes
-from lab.train import Options, Trainer
 
 TINY = replace(SCALES["tiny"], steps=6, dev=0, test=0)
 
@@ -127,22 +125,6 @@ def test_processes_draw_dropout_of_their_own_which_a_resumed_run_draws_again() -
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_checkpoint_has_the_generator_of_the_device_that_the_run_is_on(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[torch.device] = []
-
-    def state(device: torch.device) -> torch.Tensor:
-        asked.append(device)
-        return torch.empty(0)
-
-    monkeypatch.setattr(torch.cuda, "get_rng_state", state)
-    trainer = Trainer(Job("O", TINY, False, corpus="generated"), corpus, Options(tmp_path))
-    trainer.device = torch.device("cuda:3")  # no such device is here: only what a checkpoint asks it for
-    trainer.checkpoint()
-    assert asked == [torch.device("cuda:3")]
-
-
 def test_inner_dropout_acts_on_attention_and_relu_in_training_alone() -> None:
     torch.manual_seed(0)
     shape = replace(TINY.shape, inner_dropout=0.5)
@@ -154,29 +136,6 @@ def test_inner_dropout_acts_on_attention_and_relu_in_training_alone() -> None:
         assert not torch.equal(module(*inputs), module(*inputs))
         module.eval()
         assert torch.equal(module(*inputs), module(*inputs))
-
-
-def test_base_drops_out_where_tensor2tensor_does_and_is_evaluated_in_three_ways() -> None:
-    for scale in (SCALES["base"], SCALES["base3"]):
-        assert scale.shape.dropout == scale.shape.inner_dropout == 0.1
-        assert scale.branch == scale.steps // 10, "so that the mean and the decayed weights are evaluated, too"
-        assert scale.dev == 3000, "all of newstest2013"
-
-
-def test_figures_of_all_parameters_are_read_only_where_the_curve_shows_them(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = Trainer(Job("O", replace(TINY, steps=250), False, corpus="generated"), corpus, Options(tmp_path))
-    asked: list[int] = []
-    report = Adafactor.report
-
-    def noted(self: Adafactor) -> Any:
-        asked.append(trainer.progress.step)
-        return report(self)
-
-    monkeypatch.setattr(Adafactor, "report", noted)
-    trainer.train(until=10)
-    assert asked == [1, 4, 7, 10]
 
 
 def test_jobs_go_to_the_slots_with_their_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The Transformer, its loss, and beam search."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -49,12 +48,6 @@ def test_padding_changes_nothing() -> None:
     for row, pair in enumerate(pairs):
         alone = make_batch([pair])
         torch.testing.assert_close(padded[row, : len(pair[1])], model(alone.source, alone.target_in)[0])
-
-
-def test_one_matrix_serves_both_embeddings_and_the_softmax() -> None:
-    tied, untied = _model(), _model(replace(SHAPE, tied=False))
-    assert tied.softmax is tied.embedding
-    assert sum(p.numel() for p in untied.parameters()) == sum(p.numel() for p in tied.parameters()) + 11 * 16
 
 
 @pytest.mark.parametrize(
@@ -132,9 +125,3 @@ def test_a_stream_continued_is_the_stream(words: Vocabulary) -> None:
     whole = list(itertools.islice(batches.stream(seed=2), 60))
     late = list(itertools.islice(batches.stream(seed=2, start=40), 20))
     assert all(torch.equal(a.source, b.source) for a, b in zip(whole[40:], late, strict=True))
-
-
-def test_the_vocabulary_gives_the_text_back(words: Vocabulary) -> None:
-    for pair in generated_corpus().test[:20]:
-        assert words.decode(words.encode([pair.german])[0]) == pair.german
-    assert math.isclose(len(words), 400)

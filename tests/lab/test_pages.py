@@ -8,7 +8,6 @@ import pytest
 
 from lab import demo, records
 from lab.answer import headline
-from lab.charts import frame, ticks
 from lab.clean import Pair
 from lab.corpus import Corpus, help_texts
 from lab.documents import DOCS, END, begin, documents
@@ -31,22 +30,22 @@ def _record(row: str, texts: list[str], size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_demo_shows_curves_costs_and_the_worst_translation() -> None:
+def test_the_demo_shows_curves_costs_the_worst_translation_and_what_longer_runs_say() -> None:
     pairs = [Pair("lo", "", f"sentence {i}", "x" * i + f" Der Satz {i} steht hier") for i in range(30)]
     good = [pair.german for pair in pairs]
     good[17] = "<nothing alike>"
-    records = [_record("B", good, 1000), _record("O", good, 20)]
-    page = demo.render(records, {"B": str.upper, "O": str.lower}, ["Hello"], pairs)
-    assert page.count("<figure>") == 2
-    assert "HELLO" in page and "hello" in page
-    assert "20.0 ± 1.2 BLEU" in page
+    found = [_record("B", good, 1000), _record("O", good, 20)]
+    said = headline(records.read(RECORDS))
+    page = demo.render(found, [("Hello", {"B": "HELLO", "O": "hello"})], pairs, said)
+    assert page.count("<figure><svg") == 2 and page.count("</svg></figure>".replace("</svg>", "</svg>\n")) == 2
+    assert "HELLO" in page and "hello" in page and "20.0 ± 1.2 BLEU" in page and "1,000 bytes" in page
     assert "With 2.0 BLEU between them, ± 1.7, the two are further apart than noise" in page
+    assert all(sentence in page for sentence in said) and 'href="../README.md"' in page
     assert "&lt;nothing alike&gt;" in page
-    assert 'style="width:45.00%"' in page and 'style="width:0.90%"' in page  # bytes of state as bars
-    said, ranks = demo.held_out(records, pairs)
-    assert len(said) == demo.SHOWN
+    sentences, ranks = demo.held_out(found, pairs)
+    assert len(sentences) == demo.SHOWN
     assert (ranks[0], ranks[-1]) == (1, 30)
-    assert said[0][0] == "sentence 17"
+    assert sentences[0][0] == "sentence 17"
 
 
 def test_the_demo_calls_scores_level_that_differ_by_less_than_their_intervals_and_names_the_page() -> None:
@@ -74,13 +73,6 @@ def test_help_texts_are_short_and_of_one_domain() -> None:
     assert found.train == found.dev == found.test == pairs[:1]
 
 
-def test_a_frame_has_room_and_ticks() -> None:
-    low, high = frame([3.0, 4.0])
-    assert low < 3.0 and high > 4.0
-    assert frame([3.0]) == (2.5, 3.5)
-    assert ticks(0, 100) == [0, 20, 40, 60, 80, 100]
-
-
 def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
     path, marks = tmp_path / "page.md", (begin("a part"), END)
     path.write_text(f"before\n{marks[0]}old\n{END}after\n{begin('another')}{END}", encoding="utf-8")
@@ -95,6 +87,17 @@ def test_the_documents_show_the_committed_records() -> None:
     for (document, part), text in documents(records.read(RECORDS)).items():
         page = document.read_text(encoding="utf-8")
         assert f"{begin(part)}\n{text.rstrip()}\n\n{END}" in page, "python -m lab report --documents writes it"
+
+
+def test_what_was_not_run_is_not_said() -> None:
+    found = records.read(RECORDS)
+    scales = {record["config"]["scale"]["name"] for record in found}
+    parts = [
+        [r for r in found if (r["config"]["scale"]["name"] == scale) == only] for scale in scales for only in (0, 1)
+    ]
+    for some in ([], *parts, [record for record in found if record["config"]["seed"] < 2]):
+        for text in (*documents(some).values(), *headline(some)):
+            assert not re.search(r"\b(nan|inf)\b|– (behind|ahead|higher|lower)|\b0 seeds", text)
 
 
 def test_the_first_pages_have_the_figures_of_the_headline() -> None:

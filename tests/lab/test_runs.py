@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from lab.model import Transformer
 from lab.pool import command, run_missing
 from lab.presets import SCALES, Job
 from lab.rows import ROWS, TABLE_2, make_optimizer, schedule, state_bytes
-from lab.train import WATCHED, Options, Progress, Trainer, has_diverged, run, run_folder, thin
+from lab.train import WATCHED, Options, Progress, Trainer, has_diverged, run, run_folder
 
 TINY = SCALES["tiny"]
 ROOT = Path(__file__).parents[2]
@@ -60,11 +59,6 @@ def test_the_schedule_has_the_papers_shape_at_any_length(steps: int) -> None:
         assert values[knee // 2 - 1] == pytest.approx(5e-3 if warmup else 1e-2)
 
 
-def test_the_paper_schedule_is_unchanged_at_its_own_length() -> None:
-    assert schedule(400, 100_000, warmup=True) == pytest.approx(400e-6)
-    assert schedule(40_000, 100_000, warmup=True) == pytest.approx(1 / 200)
-
-
 def test_rows_keep_as_much_state_as_the_paper_says() -> None:
     model = Transformer(TINY.shape, 400)
     weights = sum(p.nbytes for p in model.parameters())
@@ -87,26 +81,6 @@ def test_a_run_learns_is_recorded_and_is_not_repeated(corpus: Corpus, tmp_path: 
     steps: list[Progress] = []
     assert run(job, corpus, Options(tmp_path, on_progress=steps.append)) == record
     assert not steps
-
-
-class _Stopped(Exception):
-    pass
-
-
-def test_a_stopped_run_continues_to_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
-    job = replace(_job(dev=0, test=0, shape=replace(TINY.shape, dropout=0.1)), row="P")
-    whole = run(job, corpus, Options(tmp_path / "whole"))
-
-    def stop(progress: Progress) -> None:
-        if progress.step == 20:
-            raise _Stopped
-
-    with pytest.raises(_Stopped):
-        run(job, corpus, Options(tmp_path / "parts", checkpoint_seconds=0, on_progress=stop))
-    again = run(job, corpus, Options(tmp_path / "parts"))
-    assert again["curve"] == whole["curve"]
-    assert again["rms_update"] == whole["rms_update"]
-    _same_weights(run_folder(job, tmp_path / "whole"), run_folder(job, tmp_path / "parts"))
 
 
 def _same_weights(one: Path, other: Path) -> None:
@@ -157,12 +131,6 @@ def test_a_diverged_run_stops_early_and_says_so(corpus: Corpus, tmp_path: Path) 
 )
 def test_divergence_is_no_number_or_ten_huge_losses(losses: list[float], diverged: bool) -> None:
     assert has_diverged(losses, initial=8.0) == diverged
-
-
-def test_another_configuration_is_another_run(corpus: Corpus, tmp_path: Path) -> None:
-    short = run(_job(steps=5, dev=0, test=0), corpus, Options(tmp_path))
-    longer = run(_job(steps=8, dev=0, test=0), corpus, Options(tmp_path))
-    assert (short["steps"], longer["steps"]) == (5, 8)
 
 
 def test_the_pool_runs_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,35 +191,6 @@ def test_a_scales_records_are_one_file_with_a_line_for_each_run(tmp_path: Path) 
     assert [(record["name"], record["dev_loss"]) for record in records.read(tmp_path)] == [("a", 2.0), ("b", 3.0)]
 
 
-def test_runs_stand_still_while_the_pause_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
-    pause = tmp_path / "pause"
-    monkeypatch.setenv("ADAFACTOR_LAB_PAUSE", str(pause))
-    job = Job("O", TINY, False, corpus="generated")
-    started: list[int] = []
-    states: list[str] = []
-    popen, sleep = subprocess.Popen, time.sleep
-
-    def start(*words: Any, **options: Any) -> Any:
-        process = popen(*words, **options)
-        started.append(process.pid)
-        return process
-
-    def look(seconds: float) -> None:  # between two looks of the pool at its children
-        if started and len(states) < 3:
-            states.append(Path(f"/proc/{started[0]}/stat").read_text().rpartition(")")[2].split()[0])
-            pause.touch() if len(states) == 1 else pause.unlink() if len(states) == 3 else None
-        sleep(seconds)
-
-    monkeypatch.setattr("lab.pool.subprocess.Popen", start)
-    monkeypatch.setattr("lab.pool.time.sleep", look)
-    assert run_missing([job], tmp_path / "records", tmp_path) == []
-    assert states[0] != "T"
-    assert states[2] == "T"
-    assert records.find(job, records.read(tmp_path / "records"))
-
-
 def test_a_watched_run_ends_early_and_has_rms_u_of_every_parameter(corpus: Corpus, tmp_path: Path) -> None:
     job = _job("A", watched=12, dev=0, test=0)
     found = run(job, corpus, Options(tmp_path))
@@ -262,17 +201,3 @@ def test_a_watched_run_ends_early_and_has_rms_u_of_every_parameter(corpus: Corpu
     assert figures[:, column] == pytest.approx([value for _, value in found["rms_update"]["values"]], rel=0.03)
     whole = run(_job("A", dev=0, test=0), corpus, Options(tmp_path / "whole"))
     assert found["curve"] == whole["curve"][:12], "of the same schedule"
-
-
-def test_curves_are_thinned() -> None:
-    assert thin([1.0, 3.0]) == [[1, 1.0], [2, 3.0]]
-    assert len(thin([float(i) for i in range(1050)])) <= 100
-    assert thin([1.0, math.nan]) == [[1, 1.0]]
-
-
-def test_help_is_given_for_every_command() -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    words = [sys.executable, "-m", "lab", "--help"]
-    text = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
-    for name in ("corpus", "demo", "run", "table", "report", "translate", "reproduce"):
-        assert f"    {name}" in text
