@@ -64,17 +64,15 @@ release: .venv/release
 	$(INSTALL) -e ".[dev]"
 	touch $@
 
-# torchao is for one test; in the extra its warnings would greet whoever imports transformers.
 .venv/integrations: .venv/ready
-	$(INSTALL) -e ".[integrations]" torchao
+	$(INSTALL) -e ".[integrations]"
 	touch $@
 
 # Trainers that take an optimizer by configuration, and models: without all else that they would bring, which the code that
 # is run of them does not use.
 .venv/trainers: .venv/integrations
-	$(INSTALL) addict cryptography json-repair requests tyro
-	$(INSTALL) --no-deps antlr4-python3-runtime axolotl diffusers hydra-core litgpt modelscope modelscope-hub ms-swift \
-	    nemo_automodel omegaconf spmd-types torchtitan
+	$(INSTALL) --no-deps antlr4-python3-runtime diffusers hydra-core litgpt nemo_automodel omegaconf spmd-types torchtitan
+	$(INSTALL) requests tyro
 	touch $@
 
 # timm would bring torchvision, which its optimizers do not use. The plan's 8-bit AdamW is that of bitsandbytes.

@@ -13,7 +13,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from adafactor.backward import step_in_backward as attach
 from adafactor.core import dtensor
-from adafactor.core.settings import read_text
 from adafactor.optimizer import Adafactor
 
 
@@ -21,8 +20,7 @@ class FromModel:
     """Makes an `Adafactor` from a model: for `optimizer_cls_and_kwargs` of transformers' and TRL's trainers.
 
     Given `Adafactor` itself, a `Trainer` makes groups of bare parameters. Given this class, it hands over the model:
-    so `optimizer.report()` has the parameters' names, and the step can move into backward. A trainer may also hand
-    over its `TrainingArguments`, as axolotl's does: what is not given as a keyword is then taken from them.
+    so `optimizer.report()` has the parameters' names, and the step can move into backward.
 
     Examples:
         >>> optimizer = FromModel()(nn.Linear(3, 2), lr=1e-3, weight_decay=0.1)
@@ -33,52 +31,35 @@ class FromModel:
     def __call__(
         self,
         model: nn.Module,
-        training_args: Any = None,
         *,
-        weight_decay: float | None = None,
+        weight_decay: float = 0.0,
         step_in_backward: bool = False,
-        accumulate: int | None = None,
-        max_norm: float | None = None,
+        accumulate: int = 1,
+        max_norm: float = math.inf,
         **keywords: Any,
     ) -> Adafactor:
         """Return the optimizer of the model's trainable parameters.
 
         Args:
             model: what is trained.
-            training_args: transformers' `TrainingArguments`. What is not given here is taken from them: the keywords
-                that `optim_args` names, `weight_decay`, and `learning_rate`, which is a step size for all weights
-                (`relative=False, lr_decay=None`), as with `optim="adafactor"`; and what `in_backward` says.
-            weight_decay: of matrices; vectors, which are biases and norms, have none. None is 0.
+            weight_decay: of matrices; vectors, which are biases and norms, have none.
             step_in_backward: attach `adafactor.step_in_backward` with the next two arguments. Switch the trainer's own
                 clipping off (`max_grad_norm=0`): there are no gradients left to clip. Among several processes the
                 trainer must shard the model with FSDP2.
-            accumulate: the trainer's `gradient_accumulation_steps`. None is 1, also right under FSDP2, where trainers
-                reduce gradients in the last backward pass of a step only.
-            max_norm: see `adafactor.step_in_backward`.
+            accumulate: the trainer's `gradient_accumulation_steps`; 1 under FSDP2, where trainers reduce gradients in
+                the last backward pass of a step only.
+            max_norm: see `adafactor.step_in_backward`. The norm is always measured, for the trainer's log.
             **keywords: of `Adafactor`.
         """
-        if training_args is not None:
-            own = {"weight_decay": weight_decay, "accumulate": accumulate, "max_norm": max_norm}
-            keywords = {**_read(training_args), **keywords, **{k: v for k, v in own.items() if v is not None}}
-            if keywords.pop("step_in_backward", False) or step_in_backward:
-                keywords = {**in_backward(training_args), "step_in_backward": True, **keywords}
-            return self(model, **keywords)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         groups = [
-            {"params": [(name, p) for name, p in named if p.ndim > 1], "weight_decay": weight_decay or 0.0},
+            {"params": [(name, p) for name, p in named if p.ndim > 1], "weight_decay": weight_decay},
             {"params": [(name, p) for name, p in named if p.ndim <= 1], "weight_decay": 0.0},
         ]
         optimizer = Adafactor([group for group in groups if group["params"]], **keywords)
         if step_in_backward:
-            attach_in_trainer(model, optimizer, 1 if accumulate is None else accumulate, max_norm)
+            attach_in_trainer(model, optimizer, accumulate, max_norm)
         return optimizer
-
-
-def _read(training_args: Any) -> dict[str, Any]:
-    """Return the keywords that transformers' `TrainingArguments` have for an optimizer."""
-    pairs = [word.split("=") for word in (training_args.optim_args or "").replace(" ", "").split(",") if word]
-    own = {"lr": training_args.learning_rate, "weight_decay": training_args.weight_decay}
-    return {"relative": False, "lr_decay": None, **own, **{name: read_text(value) for name, value in pairs}}
 
 
 def in_backward(training_args: Any) -> dict[str, Any]:
@@ -93,7 +74,7 @@ def in_backward(training_args: Any) -> dict[str, Any]:
     return {"accumulate": 1 if is_once else training_args.gradient_accumulation_steps, "max_norm": max_norm}
 
 
-def attach_in_trainer(model: nn.Module, optimizer: Adafactor, accumulate: int, max_norm: float | None) -> None:
+def attach_in_trainer(model: nn.Module, optimizer: Adafactor, accumulate: int, max_norm: float) -> None:
     """Attach `adafactor.step_in_backward`; where processes may share the model, when it is called for the first time.
 
     A trainer shards or wraps the model after it has made the optimizer, and then exchanges the optimizer's parameters.
@@ -122,6 +103,5 @@ def _check_sharded(model: nn.Module) -> None:
         raise ValueError(
             f"step_in_backward=True among {get_world_size()} processes needs a model that FSDP2 has sharded "
             "(transformers: fsdp=True), and this one is not: DistributedDataParallel adds up gradients after they "
-            "would have been used. Train with FSDP2; or leave step_in_backward out; or in a loop of your own leave "
-            "the wrapper off and call adafactor.step_in_backward(model, optimizer, process_group=…)"
+            "would have been used. Train with FSDP2, or leave step_in_backward out"
         )

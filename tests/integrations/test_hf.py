@@ -170,15 +170,6 @@ def test_warm_up_cannot_be_counted_where_parameters_step_alone() -> None:
         optimizer.step_param(next(model.parameters()))
 
 
-def test_what_weight_decay_is_by_may_be_said_for_all_or_for_a_group() -> None:
-    first, second = net().children()
-    groups = [{"params": first.parameters(), "weight_decay_by": "lr"}, {"params": second.parameters()}]
-    assert [g["weight_decay_by"] for g in hf.Adafactor(groups, weight_decay=0.1).param_groups] == ["lr", "alpha"]
-    groups = [{"params": first.parameters()}, {"params": second.parameters(), "axes": None}]
-    ours = hf.Adafactor(groups, weight_decay=0.1, weight_decay_by="rho").param_groups
-    assert [(g["weight_decay_by"], g["axes"]) for g in ours] == [("rho", (-2, -1)), ("rho", None)]
-
-
 @pytest.mark.filterwarnings("ignore:the state dict has another `momentum_dtype`:RuntimeWarning")
 @pytest.mark.parametrize("momentum_dtype", ["bfloat16", "int8"])
 def test_a_momentum_of_transformers_is_kept_as_ours_says(momentum_dtype: str) -> None:

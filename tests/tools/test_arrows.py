@@ -21,7 +21,7 @@ LAYERS = (
     ("optimizer", "recipes", "schedules"),
     ("backward",),
     ("trainers", "record", "equations"),
-    ("axolotl", "diagnostics", "migration", "planning"),
+    ("diagnostics", "migration", "planning"),
     ("hf", "traffic"),
     ("__init__",),
     ("cli",),

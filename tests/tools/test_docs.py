@@ -69,7 +69,7 @@ def test_every_link_between_documents_leads_somewhere(path: Path) -> None:
 def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> None:
     text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
     found = set(re.findall(r"`[^`\n]*?\b(adafactor(?:\.[A-Za-z_]\w*)+)", text))
-    names = sorted(found - {"adafactor.axolotl.Plugin"})  # axolotl imports its module itself
+    names = sorted(found)
     assert "adafactor.trainers.FromModel" in names
     code = f"import adafactor\n{'; '.join(names)}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -101,7 +101,7 @@ def test_test_all_installs_every_package_that_a_test_skips_without() -> None:
     words = re.findall(r'(?:importorskip|find_spec)\("(\w+)', tests) + re.findall(r'\bneed\((".*")\)', tests)
     needed = set(re.findall(r"\w+", " ".join(words))) - {"adafactor", "expecttest"}  # the latter has a stand-in
     missing = needed - set(re.findall(r"\w+", installed))
-    assert {"torchao", "trl"} <= needed and not missing, missing
+    assert "trl" in needed and not missing, missing
 
 
 def test_the_readme_is_short() -> None:

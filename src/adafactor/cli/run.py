@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import runpy
 import shlex
@@ -10,9 +11,6 @@ import sys
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from adafactor import hf, trainers
 from adafactor.core.settings import read_text
@@ -76,17 +74,20 @@ def replace(keywords: dict[str, Any], in_backward: bool = False) -> None:
 
 
 def _preset(keywords: dict[str, Any]) -> type[hf.Adafactor]:
-    """Return the class with these keywords, whatever else it is given; a wrong one is told at once."""
+    """Return the class with these keywords, whatever else it is given; a name that it does not have is refused now.
+
+    Values are checked with what the script gives, when it makes the optimizer: many are right only together.
+    """
+    for name in keywords:
+        if name in hf.THEIR_WORD:
+            raise ValueError(f"--set or {VARIABLE}: transformers' word for {name} is {hf.THEIR_WORD[name]}")
+        if name not in inspect.signature(hf.Adafactor).parameters:
+            raise ValueError(f"--set or {VARIABLE}: adafactor.hf.Adafactor has no keyword {name}")
 
     def init(self: hf.Adafactor, *args: Any, **given: Any) -> None:
         hf.Adafactor.__init__(self, *args, **{**given, **keywords})
 
-    made = type("Adafactor", (hf.Adafactor,), {"__init__": init, "__doc__": hf.Adafactor.__doc__})
-    try:
-        made([nn.Parameter(torch.ones(2, 2))], lr=None if keywords.get("relative_step", True) else 1e-3)
-    except TypeError as wrong:
-        raise ValueError(f"--set or {VARIABLE}: {wrong}") from wrong
-    return made
+    return type("Adafactor", (hf.Adafactor,), {"__init__": init, "__doc__": hf.Adafactor.__doc__})
 
 
 def _attaching(create: Any) -> Any:

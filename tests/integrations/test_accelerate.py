@@ -1,4 +1,4 @@
-"""A loop around Accelerate with gradient accumulation: `save_state`, then `load_state` into fresh objects."""
+"""A loop around Accelerate with gradient accumulation: resumed from `save_state`, watched, and through TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adafactor import Adafactor, schedules
+from adafactor.diagnostics import Report, Watch, to_tensorboard, unwrap
 from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
 
 accelerate = pytest.importorskip("accelerate")
@@ -60,14 +61,13 @@ class Run:
                 self.accelerator.save_state(folder)
 
 
-def start(seed: int, dtype: torch.dtype, mixed_precision: str) -> Run:
+def start(seed: int, dtype: torch.dtype = torch.float32, mixed_precision: str = "no") -> Run:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).to(dtype)
     optimizer = Adafactor(model.named_parameters(), lr=1.0, lr_decay=None, beta1=0.9)
     scheduler = schedules.warmup(optimizer, slope=1e-2)
-    accelerator = accelerate.Accelerator(
-        cpu=True, mixed_precision=mixed_precision, gradient_accumulation_steps=ACCUMULATE
-    )
+    how = {"mixed_precision": mixed_precision, "gradient_accumulation_steps": ACCUMULATE}
+    accelerator = accelerate.Accelerator(cpu=True, **how)
     return Run(accelerator, *accelerator.prepare(model, optimizer, batches(), scheduler))
 
 
@@ -79,21 +79,36 @@ def start(seed: int, dtype: torch.dtype, mixed_precision: str) -> Run:
 def test_a_resumed_run_ends_on_the_same_bits(dtype: torch.dtype, mixed_precision: str, tmp_path: Path) -> None:
     whole = start(0, dtype, mixed_precision)
     whole.train(whole.batches, ACCUMULATE * SAVE_AFTER, tmp_path)
-
     resumed = start(1, dtype, mixed_precision)
     resumed.accelerator.load_state(tmp_path)
     assert_float32_statistics(resumed.optimizer.state_dict(), SAVE_AFTER)
     resumed.train(resumed.accelerator.skip_first_batches(resumed.batches, ACCUMULATE * SAVE_AFTER))
-
     assert_same(copy_of(resumed.model), copy_of(whole.model))
     assert_same(resumed.optimizer.state_dict(), whole.optimizer.state_dict())
     assert_float32_statistics(resumed.optimizer.state_dict(), STEPS)
 
 
+def test_the_wrapped_optimizer_is_watched_by_steps_and_tensorboard_reads_back_what_was_reported(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    run, history = start(0), list[Report]()
+    with SummaryWriter(str(tmp_path)) as writer, Watch(run.optimizer, history.append, to_tensorboard(writer), every=4):
+        run.train(run.batches)
+    assert unwrap(run.optimizer) is not run.optimizer and [report.step for report in history] == [4, 6]
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    for metric in ("rms_update", "clip_rate", "relative_change"):
+        for i, record in enumerate(history[0]):
+            seen = [(event.step, event.value) for event in events.Scalars(f"{metric}/{record.name}")]
+            assert seen == [(r.step, pytest.approx(getattr(r[i], metric), rel=1e-6)) for r in history]
+        assert f"adafactor/{metric}_max" in events.Tags()["scalars"]
+
+
 def test_a_fused_backward_pass_finds_its_method_behind_the_wrapper() -> None:
     """As the recipes say: Accelerate's own optimizer has no `step_param`."""
-    runs = [start(0, torch.float32, "no") for _ in range(2)]
-    ordinary, fused = runs
+    ordinary, fused = runs = [start(0) for _ in range(2)]
     assert not hasattr(fused.optimizer, "step_param")
     for p in fused.model.parameters():
         p.register_post_accumulate_grad_hook(fused.optimizer.optimizer.step_param)
