@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,16 @@ def test_from_the_model_the_step_moves_into_backward_on_the_same_bits_with_the_n
     assert "grad_norm" in matrices, "it was attached"
     norms = [[entry["grad_norm"] for entry in run.state.log_history if "grad_norm" in entry] for run in runs]
     assert len(norms[0]) == STEPS and norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_block_in_the_recipes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    (block,) = [code for code in re.findall(r"``` {.python}\n(.*?)```", text, re.S) if "FromModel" in code]
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(compile(block, "block", "exec"), found)
+    assert float(found["trainer"].optimizer.param_groups[0]["grad_norm"]) > 0
 
 
 @pytest.mark.slow
