@@ -12,16 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.nn import Parameter
 
 from adafactor import Adafactor, step_in_backward
 from tests import reference
 from tests.cases import CASES, Case, crossed, is_there
-from tests.ranks import on_ranks
 
 NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf")}
 
@@ -227,39 +223,6 @@ def test_without_a_gradient_nothing_changes(case: Case, backend: str) -> None:
     run.optimizer.step()
     assert_same(run.bits(), before)
     assert_next_step_is_the_oracles(run)
-
-
-def sharded(case: Case, backend: str, place: Placement) -> dict[str, Tensor]:
-    """Three steps of a DTensor; the whole of X on this rank."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-
-    def cut(t: Tensor) -> Tensor:
-        return distribute_tensor(t.detach().contiguous(), mesh, [place], src_data_rank=None)
-
-    p = Parameter(cut(case.start()))
-    optimizer = case.optimizer([("weight", p)], backend)
-    for t in range(1, 4):
-        case.give(p, cut(case.gradient(t)))
-        optimizer.step()
-    return {"X": p.detach().full_tensor()}  # type: ignore[attr-defined]
-
-
-SHARDABLE = [case for case in CASES if case.order is None]
-
-
-@crossed(SHARDABLE)
-def test_two_ranks_step_as_one_process_does(case: Case, backend: str) -> None:
-    place = Shard(0) if case.shape else Replicate()
-    alone = Run(case, backend).step(3).bits()["X"]
-    first, second = on_ranks(2, sharded, case, backend, place)
-    assert_same(first, second)
-    far = (first["X"] - alone).abs().double()
-    travelled = float((alone - case.start().detach()).abs().max())
-    # sums in another order may round a number near the border the other way: a unit of 16 bits, an int8 momentum
-    digits = 3e-3 * travelled if "momentum_dtype" in case.keywords else 1e-5 * travelled
-    assert bool((far <= digits + torch.finfo(case.dtype).eps * alone.abs().double()).all())
-    if case.dtype.itemsize == 2:
-        assert float((far > 0).double().mean()) < 0.03
 
 
 REFUSED = [(case, backend) for case in CASES for backend in case.left_to_eager if is_there(backend)]

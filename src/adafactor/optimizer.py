@@ -26,8 +26,6 @@ from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
 from adafactor.core.step import step
 from adafactor.core.warn import warn
-from adafactor.distributed.reductions import Ranks
-from adafactor.distributed.shard import Shard
 
 P = ParamSpec("P")
 
@@ -188,7 +186,7 @@ class Adafactor(Optimizer):
         self.backend = backend
         self._settings = CheckedGroups()
         before: Buckets | None = getattr(self, "_buckets", None)  # of an optimizer that a state is loaded into
-        self._buckets = Buckets(partial(kernels.prepare, doubt=_doubt), Shard.of, Ranks, before)
+        self._buckets = Buckets(partial(kernels.prepare, doubt=_doubt), before)
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,12 +16,9 @@ from adafactor import Adafactor, step_in_backward
 from tests.backward.loops import Run, grads, loss_of, plain
 
 
-def test_no_gradient_is_left_after_the_step_and_none_holds_memory_before() -> None:
+def test_no_gradient_is_left_after_backward() -> None:
     inside = Run().attached()
     loss_of(inside.model, 0).backward()
-    used = [g for name, p in inside.model.named_parameters() if (g := p.grad) is not None and "unused" not in name]
-    assert len(used) == 10 and sum(g.nbytes for g in used) == 0
-    inside.optimizer.step()
     assert grads(inside.model) == [None] * 12
 
 
@@ -79,12 +76,17 @@ def test_accumulating_costs_the_memory_of_all_gradients() -> None:
     assert gauge.living() == 0
 
 
-def test_an_attached_model_is_collected_with_its_optimizer() -> None:
-    inside = Run().attached().train()
-    model, optimizer = weakref.ref(inside.model.twice.weight), weakref.ref(inside.optimizer)
-    del inside
+def test_an_attached_model_is_freed_at_once_with_its_optimizer() -> None:
+    Run().attached().train(range(1))  # what is imported meanwhile may hold frames
     gc.collect()
-    assert model() is None and optimizer() is None
+    gc.disable()
+    try:
+        inside = Run().attached().train(range(1))
+        model, optimizer = weakref.ref(inside.model.twice.weight), weakref.ref(inside.optimizer)
+        del inside
+        assert model() is None and optimizer() is None
+    finally:
+        gc.enable()
 
 
 def test_without_its_optimizer_a_model_is_an_ordinary_one() -> None:

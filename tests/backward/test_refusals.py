@@ -3,57 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
 from adafactor import Adafactor, step_in_backward
-from tests.backward.loops import GONE, STEPS, Run, grads, loss_of, plain
+from tests.backward.loops import STEPS, Fails, Run, loss_of, plain
 from tests.integrations.exact import copy_of
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda model: clip_grad_norm_(model.parameters(), 1.0),
-        lambda model: clip_grad_norm_(model.parameters(), 1.0, norm_type=math.inf, foreach=False),
-        lambda model: clip_grad_norm_(model[2].bias, 1.0),
-        lambda model: clip_grad_value_(model.parameters(), 1.0),
-        lambda model: get_total_norm([p.grad for p in model.parameters()]),
-        lambda model: model[0].weight.grad.norm().item(),
-        lambda model: model[0].weight.grad.abs().max(),
-        lambda model: model[0].weight.grad.mul_(2),
-        lambda model: model.to(torch.float64),
-    ],
-    ids=["norm", "maximum norm", "norm of one", "value", "total norm", "log", "look", "scale", "convert"],
-)
-def test_whoever_asks_for_a_gradient_after_backward_is_told_that_it_is_gone(ask: Callable[[Any], Any]) -> None:
-    model, optimizer = plain()
-    step_in_backward(model, optimizer)
-    model(torch.ones(6)).sum().backward()
-    with pytest.raises(RuntimeError, match=GONE):
-        ask(model)
-    optimizer.step()
-    assert grads(model) == [None] * 4
+def test_clipping_after_backward_finds_nothing_and_says_so_by_a_norm_of_zero() -> None:
+    inside, ordinary = Run().attached(), Run()
+    loss_of(inside.model, 0).backward()
+    assert clip_grad_norm_(inside.model.parameters(), 1e-3) == 0
+    inside.optimizer.step()
+    inside.assert_equal(ordinary.train(range(1)))
 
 
-def test_a_freed_gradient_can_be_printed() -> None:
-    model, optimizer = plain()
-    step_in_backward(model, optimizer)
-    model(torch.ones(6)).sum().backward()
-    assert "the gradient of 2.bias, used and freed" in repr(model[2].bias.grad)
-
-
-def test_a_gradient_scaler_is_told_that_gradients_are_gone() -> None:
+def test_a_gradient_scaler_raises_an_error_of_its_own() -> None:
     model, optimizer = plain()
     step_in_backward(model, optimizer)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(6)).sum()).backward()
-    with pytest.raises(RuntimeError, match=f"{GONE}.*GradScaler.*bfloat16"):
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):
         scaler.step(optimizer)
 
 
@@ -88,7 +63,8 @@ def test_torch_notices_when_a_parameter_that_has_stepped_is_needed_again() -> No
     """Its gradient is complete before the product that reads it without a gradient goes backward."""
     w, x = nn.Parameter(torch.ones(3, 3)), torch.ones(3, 3, requires_grad=True)
     holder = nn.ParameterList([w])
-    step_in_backward(holder, Adafactor(holder.parameters()))
+    optimizer = Adafactor(holder.parameters())  # which keeps the handle alive
+    step_in_backward(holder, optimizer)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         ((x @ w.detach()).tanh() @ w).sum().backward()
 
@@ -111,20 +87,6 @@ def test_raising_inside_backward_leaves_the_bad_one_and_says_that_others_have_st
     model(torch.ones(6)).sum().backward()
     optimizer.step()
     assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
-
-
-class Fails(torch.autograd.Function):
-    """Fails in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """The identity."""
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Out of memory, say."""
-        raise MemoryError("half-way")
 
 
 def test_after_a_failure_half_way_the_next_batch_goes_on() -> None:
@@ -194,26 +156,26 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_process_group_is_for_plain_parameters() -> None:
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
+@pytest.mark.parametrize("as_views", [False, True])
+def test_data_parallel_is_refused_and_noticed_in_the_first_step_where_the_wrapper_is_not_seen(as_views: bool) -> None:
     model, optimizer = plain()
-    with pytest.raises(TypeError, match=r"process_group must be a torch.distributed.ProcessGroup or None, not str"):
-        step_in_backward(model, optimizer, process_group="world")  # type: ignore[arg-type]
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(ValueError, match=r"0\.weight, .* and 1 more: sharded \(DTensor\), so .* reduced already"):
-        step_in_backward(model, Adafactor(model.parameters()), process_group=dist.group.WORLD)
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_views)
+    with pytest.raises(ValueError, match="DistributedDataParallel, which adds up gradients after"):
+        step_in_backward(wrapped, optimizer)
+    step_in_backward(model, optimizer)
+    wrapped(torch.ones(6)).sum().backward()
+    with pytest.raises(RuntimeError, match="second gradient came for .* DistributedDataParallel"):
+        optimizer.step()
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("as_views", [False, True])
-def test_data_parallel_gradients_are_refused_also_when_the_wrapper_is_not_seen(as_views: bool) -> None:
-    model, optimizer = plain()
-    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_views)
-    with pytest.raises(ValueError, match="DistributedDataParallel, which adds up gradients after.*process_group=…"):
-        step_in_backward(wrapped, optimizer)
-    step_in_backward(model, optimizer)
-    with pytest.raises(RuntimeError, match=f"{GONE}.*instead of DistributedDataParallel, give .*process_group="):
-        wrapped(torch.ones(6)).sum().backward()
+def test_tensors_that_are_sharded_by_something_else_than_fsdp2_are_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    model, _ = plain()
+    model[0].weight = nn.Parameter(
+        distribute_tensor(model[0].weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
+    )
+    with pytest.raises(ValueError, match=r"^0\.weight: sharded \(DTensor\), but not by FSDP2"):
+        step_in_backward(model, Adafactor(model.parameters()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -16,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from adafactor import Adafactor, schedules, step_in_backward
-from tests.backward.loops import GONE, STEPS, plain
+from tests.backward.loops import STEPS, plain
 from tests.integrations.exact import assert_same, copy_of
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_accelerate_accumulates_and_its_clipping_is_told_that_gradients_are_gone() -> None:
+def test_accelerate_accumulates_and_its_clipping_finds_nothing() -> None:
     accelerate = pytest.importorskip("accelerate")
 
     def train(attach: bool, clip: bool = False) -> dict[str, Tensor]:
@@ -42,18 +41,17 @@ def test_accelerate_accumulates_and_its_clipping_is_told_that_gradients_are_gone
         return copy_of(model)
 
     assert_same(train(attach=True), train(attach=False))
-    with pytest.raises(RuntimeError, match=GONE):
-        train(attach=True, clip=True)
+    assert_same(train(attach=True, clip=True), train(attach=False))  # clipping finds nothing
 
 
 @pytest.mark.slow
-def test_the_transformers_trainer_takes_the_same_steps_and_its_clipping_is_told(tmp_path: Path) -> None:
+def test_the_transformers_trainer_takes_the_same_steps(tmp_path: Path) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     tokens = torch.randint(17, (20, 9), generator=torch.Generator().manual_seed(0))
 
-    def train(attach: bool, max_grad_norm: float) -> tuple[dict[str, Tensor], list[float]]:
+    def train(attach: bool, max_grad_norm: float) -> dict[str, Tensor]:
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
@@ -62,7 +60,7 @@ def test_the_transformers_trainer_takes_the_same_steps_and_its_clipping_is_told(
         )
         optimizer = Adafactor(model.named_parameters(), lr=1.0, lr_decay=None)
         if attach:
-            step_in_backward(model, optimizer, accumulate=2, max_norm=math.inf)  # so that the norm can be logged
+            step_in_backward(model, optimizer, accumulate=2)
         trainer = transformers.Trainer(
             model=model,
             args=transformers.TrainingArguments(
@@ -84,22 +82,15 @@ def test_the_transformers_trainer_takes_the_same_steps_and_its_clipping_is_told(
         )
         trainer.train()
         assert {optimizer.state[p]["step"].item() for p in model.parameters()} == {12}
-        return copy_of(model), [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+        return copy_of(model)
 
-    (inside, norms), (ordinary, expected) = (
-        train(attach=True, max_grad_norm=0.0),
-        train(attach=False, max_grad_norm=0.0),
-    )
-    assert_same(inside, ordinary)
-    assert len(norms) == 12 and norms == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(RuntimeError, match=GONE):
-        train(attach=True, max_grad_norm=0.1)
+    assert_same(train(attach=True, max_grad_norm=0.0), train(attach=False, max_grad_norm=0.0))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-def test_the_lightning_trainer_takes_the_same_steps_and_its_clipping_is_told() -> None:
+def test_the_lightning_trainer_takes_the_same_steps() -> None:
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -135,8 +126,6 @@ def test_the_lightning_trainer_takes_the_same_steps_and_its_clipping_is_told() -
         return copy_of(module)
 
     assert_same(train(attach=True), train(attach=False))
-    with pytest.raises(RuntimeError, match=GONE):
-        train(attach=True, clip=1.0)
 
 
 @pytest.mark.slow

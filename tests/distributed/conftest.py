@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed.launch import found
 
-MODULES = "placements rounding models faults hidden counted in_backward copies matrix slices momentum".split()
+MODULES = "placements rounding models faults hidden counted matrix slices momentum".split()
 
 
 @pytest.fixture(scope="session")

@@ -295,21 +295,8 @@ def checks() -> Iterator[tuple[str, Any]]:
             yield f"nan {mode} {backend}", everywhere(nan_on_one_rank(mesh, mode, backend))
         for kind in KINDS:
             yield f"lost {kind} {backend}", everywhere(lost_between_reductions(mesh, backend, kind))
-    for name, when, partial in (("rows", 0, False), ("vector", 2, False), ("copies", 0, True), ("copies", 2, True)):
-        result = everywhere(missing_on_the_last_rank(mesh, name, when, partial))
-        yield f"missing {name} at {when}{' partial' if partial else ''}", result
-    for case in START:
-        yield f"start {case}", everywhere(other_start(mesh, case))
-    for change in CHANGES:
-        yield f"change {change.__name__}", everywhere(changed_on_the_last_rank(mesh, change, device=False))
-    for change in (add, edit):
-        yield f"device {change.__name__}", everywhere(changed_on_the_last_rank(mesh, change, device=True))
     if dist.get_world_size() == 4:
         yield "stages", everywhere(in_stages())
-        square = init_device_mesh("cpu", (2, 2))
-        yield "start order 2×2", everywhere(other_start(square, "order"))
-        yield "start factored 2×2", everywhere(other_start(square, "factored"))
-        yield "change add 2×2", everywhere(changed_on_the_last_rank(square, add, device=False))
     yield "unused", everywhere(unused())
     params = model(mesh)
     params["plain"].grad = distribute_tensor(torch.ones(3, 4), mesh, [Replicate()])

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from adafactor import Adafactor, step_in_backward
-from adafactor.backward.units import find_modules
+from adafactor.backward.modules import find_wrapped
 from tests.distributed.models import Block as Layers
 from tests.distributed.models import Build, Net, fsdp, tensor_parallel
 from tests.distributed.placements import everywhere, fingerprint, whole
@@ -79,7 +79,7 @@ def wrap(mesh: Any, **how: Any) -> Build:
 
 def in_units(model: nn.Module, optimizer: Adafactor) -> None:
     """The ordinary step of the parameters that step together inside backward: the same sums in the same buckets."""
-    units = [unit.params for unit in find_modules(model)]
+    units = [unit.params for unit in find_wrapped(model)]
     optimizer._buckets.step_apart(p for unit in units for p in unit)
     with torch.no_grad():
         for unit in units:

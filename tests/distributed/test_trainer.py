@@ -59,7 +59,7 @@ def test_steps_inside_backward_end_on_the_same_bits_and_so_does_a_resumed_run(tm
 def test_steps_inside_backward_are_refused_under_ddp_with_the_ways_that_work(way: str, tmp_path: Path) -> None:
     status, output = launched(2, "DDP", way, tmp_path)
     assert status != 0 and "RESULT" not in output
-    assert "needs a model that FSDP2 has sharded (transformers: fsdp=True)" in output and "process_group=…" in output
+    assert "needs a model that FSDP2 has sharded (transformers: fsdp=True)" in output
 
 
 def test_accelerate_trains_with_ddp_on_cpus_whatever_is_asked_for(tmp_path: Path) -> None:

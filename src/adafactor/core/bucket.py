@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from adafactor.core import dtensor
-from adafactor.core.contract import EXACT_TYPES, Executor, Fallback, Form, Gradients, Parameter, Prepare, Ranks
+from adafactor.core.contract import EXACT_TYPES, Executor, Fallback, Form, Gradients, Parameter, Prepare
 from adafactor.core.settings import Settings
 from adafactor.core.state import check_gradient
+from adafactor.distributed.reductions import Ranks
 
 try:  # one call for many tensors; the rest of torch may do without it one day
     from torch._C._dynamo.guards import TensorGuards

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from adafactor.core.factoring import Factoring, statistics_dtype
 from adafactor.core.record import StepMetrics
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
+
+if TYPE_CHECKING:
+    from adafactor.distributed.shard import Shard
 
 Unit = tuple[Tensor, ...]  # parameters that step together inside backward
 Gradients = list[Tensor | None]  # one entry for each parameter; None where it has none this time
@@ -52,28 +55,6 @@ class Form(NamedTuple):
     def dtype(self) -> torch.dtype:
         """The gradient's dtype."""
         return self.meta[1]
-
-
-class Shard(Protocol):
-    """This rank's part of a parameter; `distributed/reductions.py` has the real one."""
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """Where the part begins in the whole."""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of this rank's sums, by their names in `Sums`."""
-
-    @property
-    def counts_row(self) -> bool:
-        """Whether this rank's copy of R, of those on several ranks, counts for mean(R)."""
-
-    def row_sums(self, rows: Tensor | None, row: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """This rank's means of G² and its Rₜ₋₁, added up over the rows; None where a rank has R whole."""
-
-    def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
-        """This rank's part of mean(Rₜ), of means of G² and Rₜ₋₁; None where a rank has R whole."""
 
 
 @dataclass(eq=False)
@@ -157,22 +138,6 @@ class Sums:
     x2: Scalar | None = None  # ΣX²; None where nobody needs it
 
 
-class Ranks(Protocol):
-    """The other ranks of sharded parameters."""
-
-    def ask_again(self) -> None:
-        """Agree anew at the next step: a state was loaded."""
-
-    def align(self, parameters: list[Parameter], grads: Gradients) -> Gradients:
-        """Check every gradient, bring it to its parameter's placements, and make it local."""
-
-    def complete_moments(self, sums: Sequence[Sums]) -> None:
-        """Add the other ranks' shares to the means and to mean(R); find out whether each gradient is finite on all."""
-
-    def complete_norms(self, sums: Sequence[Sums]) -> None:
-        """Add the other ranks' shares to ΣU² and ΣX² of the steps that are taken."""
-
-
 class Executor(Protocol):
     """What a backend has prepared for some parameters of a bucket."""
 
@@ -216,8 +181,6 @@ class Backend(Protocol):
 
 
 Fallback = tuple[Parameter, str]  # a parameter that a backend left to `eager`, and why
-MakeShard = Callable[[Tensor, str, Factoring, bool, Shard | None], Shard]  # the last one for it, if it still fits
-MakeRanks = Callable[[list[Parameter], Ranks | None], Ranks]  # of a bucket, after those of the last such bucket
 Prepare = Callable[[list[Parameter], str], tuple[list[Executor], Fallback | None]]  # `kernels.prepare`
 
 

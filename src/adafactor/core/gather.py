@@ -12,19 +12,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents, Group
-from adafactor.core.contract import Gradients, MakeRanks, MakeShard, Parameter, Prepare, Ranks, Unit
+from adafactor.core.contract import Gradients, Parameter, Prepare, Unit
 from adafactor.core.factoring import find_factoring
 from adafactor.core.record import Entry, StepMetrics, entries_of, slices_of
 from adafactor.core.settings import Settings
 from adafactor.core.warn import warn
+from adafactor.distributed.reductions import Ranks
+from adafactor.distributed.shard import Shard
 
 
 class Buckets:
     """The buckets of one optimizer, and what outlives them of its parameters."""
 
-    def __init__(self, prepare: Prepare, make_shard: MakeShard, make_ranks: MakeRanks, before: Buckets | None):
+    def __init__(self, prepare: Prepare, before: Buckets | None):
         """Start without any, or with what still holds of those before, when a state was loaded."""
-        self.prepare, self.make_shard, self.make_ranks = prepare, make_shard, make_ranks
+        self.prepare = prepare
         self.apart: set[Tensor] = set() if before is None else before.apart  # sharded ones that step inside backward
         self.ranks: dict[Unit | None, Ranks] = {} if before is None else before.ranks  # of sharded parameters
         for ranks in self.ranks.values():
@@ -111,7 +113,7 @@ class Buckets:
         wholes = [self._parameter(entry, now, before.get(entry.p)) for entry in taken]
         ranks = None
         if any(whole.shard is not None for whole in wholes):
-            ranks = self.ranks[unit] = self.make_ranks(wholes, self.ranks.get(unit))
+            ranks = self.ranks[unit] = Ranks(wholes, self.ranks.get(unit))
         places = None if unit is None else [(entry.group, entry.place) for entry in entries]
         bucket = self.of[unit] = Bucket(wholes, ranks, self.prepare, now, places)
         self._forget_what_left(now.groups)
@@ -126,7 +128,7 @@ class Buckets:
         states.fit(state, p, settings, name)
         factoring, shard, is_sliced = states.factoring_of(p, settings), None, states.is_sliced(p, settings)
         if dtensor.is_sharded(p):
-            shard = self.make_shard(p, name, factoring, is_sliced, None if before is None else before.shard)
+            shard = Shard.of(p, name, factoring, is_sliced, None if before is None else before.shard)
             state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
         metrics, form = self.metrics_of(p, None), None if before is None else before.form
         x, group, number = dtensor.local(p), entry.group, entry.number

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adafactor.core.bucket import Bucket
-from adafactor.core.contract import Executor, Gradients, Parameter, Ranks, check_finite
+from adafactor.core.contract import Executor, Gradients, Parameter, check_finite
 from adafactor.core.settings import Settings
+from adafactor.distributed.reductions import Ranks
 
 
 def step(bucket: Bucket, grads: Gradients, settings: Sequence[Settings]) -> list[Parameter]:

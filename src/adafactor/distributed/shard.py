@@ -111,11 +111,11 @@ class Shard:
         self.arrival: tuple[tuple[Placement, ...], tuple[int, ...]] | None = None
 
     @classmethod
-    def of(cls, p: Tensor, name: str, factoring: Factoring, sliced: bool, before: object) -> Shard:
+    def of(cls, p: Tensor, name: str, factoring: Factoring, sliced: bool, before: Shard | None) -> Shard:
         """The shard that was made of a parameter before, if that is still what it was; else a new one."""
         assert is_sharded(p)
         facts = factoring, sliced, tuple(p.placements)
-        if isinstance(before, Shard) and before.p is p:
+        if before is not None and before.p is p:
             if (before.split.factoring, before.sliced, before.placements) == facts:
                 return before
         return cls(p, name, factoring, sliced)
