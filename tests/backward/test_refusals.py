@@ -174,8 +174,7 @@ def test_tensors_that_are_sharded_by_something_else_than_fsdp2_are_refused() -> 
     from torch.distributed.tensor import Shard, distribute_tensor
 
     model, _ = plain()
-    model[0].weight = nn.Parameter(
-        distribute_tensor(model[0].weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
-    )
+    first, mesh = model.get_submodule("0"), init_device_mesh("cpu", (1,))
+    first.weight = nn.Parameter(distribute_tensor(first.get_parameter("weight").detach(), mesh, [Shard(0)]))
     with pytest.raises(ValueError, match=r"^0\.weight: sharded \(DTensor\), but not by FSDP2"):
         step_in_backward(model, Adafactor(model.parameters()))
