@@ -81,9 +81,9 @@ def _first_claim(records: list[Record]) -> str:
         seeds = f"{claims.count(again.loss.seeds)} more, all on one text"
         text += f" With {seeds}, it is {_higher(again.loss, 3)}: {ends}."
     text += f" Without the decay, as in the paper, O is {behind(last.bleu, ' BLEU')}; the paper has it 0.1 ahead."
-    short = " ".join(_short_runs(records))
+    short = _short_runs(records)
     largest = max(record["parameter_bytes"] for record in records) / 4e6
-    return " ".join(part for part in (text, short, f"The models have up to {largest:.1f} million parameters.") if part)
+    return f"{text}\n\n{' '.join([*short, f'The models have up to {largest:.1f} million parameters.'])}"
 
 
 def _short_runs(records: list[Record]) -> list[str]:
@@ -171,11 +171,11 @@ def _counted(found: Sequence[tuple[Claim, Finding]]) -> list[str]:
     sentences = []
     if new:
         dates = listed(sorted({claim.set for claim, _ in new}))
-        cold = sum(claim.pairs[-1].scale.startswith(("pattern", "updates")) for claim, _ in new)
+        cold = sum(claim.pairs[-1].scale in ("pattern", "updates") for claim, _ in new)
+        selected = f"{cold} of the {len(new)} {_are(cold)} of runs without warm-up, in a model selected to fail"
         sentences.append(
             f"Of {_number(new)} of the paper that {_are(len(new))} judged by runs newer than the rule ({dates}) "
-            f"{verdicts(new)}; {cold} of them {_are(cold)} of runs without warm-up, in a model selected to fail, "
-            "and all runs are short."
+            f"{verdicts(new)}; {selected}, and all runs are short."
         )
     if known:
         sentences.append(f"Of {_number(known)} judged by runs that were known when the rule was set {verdicts(known)}.")

@@ -64,21 +64,9 @@ verdict is in the list above.
 def differences(records: list[Record]) -> str:
     """O beside B in figures, and what else the runs of the two have shown."""
     table = tables.of_differences(records)
-    remarks = [_over_the_run, _near_the_edge, _depth, _overfitting, _small_embeddings]
+    remarks = [_near_the_edge, _depth, _overfitting, _small_embeddings]
     lines = "".join(f"- {text}\n" for remark in remarks if (text := remark(records)))
     return (f"{table.markdown()}\n" if table else "") + lines
-
-
-def _over_the_run(records: list[Record]) -> str:
-    gaps = tables.gaps(records)
-    if not gaps:
-        return ""
-    first, last = ([tenths[place] for _, tenths in gaps.values()] for place in (0, -1))
-    told = "O leads early and is overtaken" if max(first) < 0 < min(last) else "O beside B over the run"
-    return (
-        f"**{told}.** Its training loss minus Adam's is {span(first)} in the first tenth and {span(last)} in the last, "
-        f"in runs of {listed([name.split()[0] for name in gaps])} steps."
-    )
 
 
 def _near_the_edge(records: list[Record]) -> str:

@@ -43,7 +43,7 @@ def draw_pattern(records: list[Record], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = sorted((ROWS[name] for name in ADAPTIVE), key=lambda row: row.cold)
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
     paper, lab = figure.subplots(1, 2, sharey=True)
     for warm, marker, colour in ((True, "o", THEIRS), (False, "D", OURS)):
         look: dict[str, Any] = {"color": colour, "marker": marker}

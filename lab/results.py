@@ -127,16 +127,6 @@ def by_pair(records: Iterable[Record]) -> dict[tuple[int, str], Record]:
     return {(record["config"]["seed"], record["corpus"]["fingerprint"]): record for record in records}
 
 
-def tenths(first: Record, second: Record) -> list[float]:
-    """First minus second in training loss, the means over the ten tenths of a run of both."""
-    steps, theirs = first["config"]["scale"]["steps"], dict(map(tuple, second["curve"]))
-    parts: list[list[float]] = [[] for _ in range(10)]
-    for step, loss in first["curve"]:
-        if step in theirs:
-            parts[min(9, (step - 1) * 10 // steps)].append(loss - theirs[step])
-    return [mean(part) for part in parts]
-
-
 def mean(values: Iterable[float]) -> float:
     """The mean of the numbers that are there; NaN of none."""
     found = [value for value in values if math.isfinite(value)]

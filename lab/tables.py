@@ -31,9 +31,9 @@ class Table:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows]
         rows = "".join(f"| {' | '.join(line).replace(chr(10), '<br>')} |\n" for line in lines)
         if folded:
-            note = self.note.partition(". ")[0]
+            first = self.note.partition(". ")[0].replace("`", "").rstrip(".")
             return (
-                f'### {self.title}\n\n<details markdown="1"><summary>{note.rstrip(".")}</summary>\n\n'
+                f'### {self.title}\n\n<details markdown="1"><summary>{first}</summary>\n\n'
                 f"{self.note}\n\n{rows}\n</details>\n"
             )
         return f"### {self.title}\n\n{self.note}\n\n{rows}"
@@ -138,18 +138,6 @@ DIFFERENCES: tuple[tuple[str, tuple[Tried, Tried]], ...] = (
     ("quarter", (("O", 6.0), ("O-", 3.0))),
     ("small", (("P-", 6.0), ("O-", 3.0))),
 )
-
-
-def gaps(records: list[Record]) -> dict[str, tuple[int, list[float]]]:
-    """O minus B at each length that there are runs of: how many pairs, and the mean gap in each tenth of the run."""
-    found = {}
-    for scale, both in DIFFERENCES[:3]:
-        ours, theirs = (results.by_pair(of_row(records, row, scale, multiplier)) for row, multiplier in both)
-        pairs = [results.tenths(run, theirs[key]) for key, run in ours.items() if key in theirs]
-        if pairs:
-            name = f"{SCALES[scale].steps:,} steps: O ×{both[0][1]:g}, B ×{both[1][1]:g}"
-            found[name] = len(pairs), [mean(tenth) for tenth in zip(*pairs, strict=True)]
-    return found
 
 
 def of_differences(records: list[Record]) -> Table | None:

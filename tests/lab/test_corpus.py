@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab import corpus, files, generated, wmt
-from lab.clean import Pair, clean, key, normalise, pairs_of, refusal, sentences
+from lab.clean import Pair, clean, key, normalise, pairs_of, refusal
 from lab.sources import Aligned, package_family, read_descriptions, read_dictionary, read_help
 from lab.split import leaks, split
 
@@ -52,14 +52,6 @@ def test_the_dictionary_gives_full_sentences_only(english: str, german: str, kep
 
 def test_quotes_dashes_and_spaces_have_one_form() -> None:
     assert normalise("„Ja“ – sagte\u00a0er,  ‚nein‘") == "\"Ja\" - sagte er, 'nein'"
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("One. Two.", 2), ("See e.g. Chapter two. Then go.", 2), ("Am 3. Mai ist Ruhe. Gut.", 2), ("Really? Yes!", 2)],
-)
-def test_sentences_end_at_stops_but_not_at_abbreviations(text: str, count: int) -> None:
-    assert len(sentences(text)) == count
 
 
 def test_sentences_are_paired_only_when_both_sides_have_as_many() -> None:

@@ -19,8 +19,7 @@ from lab.batches import Batches
 from lab.corpus import Corpus, generated_corpus
 from lab.experiments import table_3
 from lab.model import SelfAttention, Transformer
-from lab.pool import run_missing
-from lab.presets import SCALES, Job
+from lab.presets import SCALES
 from lab.rows import ROWS, TABLE_2, schedule_2017
 from lab.sharded import Processes
 
@@ -136,21 +135,6 @@ def test_inner_dropout_acts_on_attention_and_relu_in_training_alone() -> None:
         assert not torch.equal(module(*inputs), module(*inputs))
         module.eval()
         assert torch.equal(module(*inputs), module(*inputs))
-
-
-def test_jobs_go_to_the_slots_with_their_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
-
-    def start(words: list[str], **streams: Any) -> Any:
-        started.append(words)
-        return SimpleNamespace(poll=lambda: 1 if len(started) > 1 else None, returncode=1)  # the first waits
-
-    monkeypatch.setattr("lab.pool.subprocess", SimpleNamespace(Popen=start))
-    jobs = [Job(row, TINY, False, corpus="generated") for row in "ABO"]
-    slots = [["--device", "cuda:0"], ["--device", "cuda:1"]]
-    assert sorted(run_missing(jobs, tmp_path, tmp_path, None, slots)) == sorted(job.name for job in jobs)
-    assert [words[-1] for words in started[:2]] == ["cuda:0", "cuda:1"]
-    assert [words[4] for words in started] == ["A", "B", "O"]
 
 
 def test_table_3_at_the_papers_scale_has_its_batch_length_and_schedules() -> None:

@@ -86,12 +86,3 @@ def test_the_step_size_of_the_branch_falls_in_a_line_from_the_last_to_zero(corpu
 def test_packed_translations_come_back() -> None:
     texts = {"last": ["Das Haus", "", "ein Baum ü"], "mean": ["Das Haus.", "x", "Baum"]}
     assert unpack(pack(texts)) == texts
-
-
-def test_a_run_without_test_sentences_or_diverged_has_no_translations(corpus: Corpus, tmp_path: Path) -> None:
-    record = run(_job(test=0, steps=4, branch=2), corpus, Options(tmp_path))
-    assert not any(unpack(record["translations"])["decayed"])
-    job = replace(_job(steps=30), row="Q300", multiplier=1e6)
-    record = run(job, corpus, Options(tmp_path))
-    assert record["diverged"]
-    assert record["ways"] == {}
