@@ -247,4 +247,4 @@ def test_every_keyword_has_a_row() -> None:
     asked = {name for case in CASES for name in case.keywords}
     optimizer = Adafactor([torch.ones(2, requires_grad=True)])
     keywords = set(optimizer.param_groups[0]) - {"params", "param_names"}
-    assert keywords - asked <= {"on_nonfinite", "seed", "momentum_rounding"}
+    assert keywords - asked <= {"on_nonfinite", "seed"}

@@ -29,13 +29,13 @@ __version__ = "0.2.0"
 def __getattr__(name: str) -> Any:
     """Load what most training runs never use when it is first asked for."""
     if name in ("MigrationWarning", "like", "migrate"):
-        from adafactor import migration
-
-        return getattr(migration, name)
+        return getattr(import_module("adafactor.migration"), name)
+    if name == "plan":
+        return import_module("adafactor.planning").plan
     if name in ("diagnostics", "hf", "trainers"):
         return import_module(f"adafactor.{name}")
-    if name == "plan":
-        from adafactor import planning
-
-        return planning.plan
     raise AttributeError(f"module 'adafactor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial, wraps
 from typing import Any, ParamSpec, overload
 
@@ -23,7 +22,7 @@ from adafactor.core.gather import Buckets
 from adafactor.core.record import Record, entries_of, slices_of
 from adafactor.core.report import Report
 from adafactor.core.rules import Rules, divide_by_rules
-from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text, read_text, rename_momentum
+from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text
 from adafactor.core.step import step
 from adafactor.core.warn import warn
 
@@ -84,9 +83,8 @@ class Adafactor(Optimizer):
             (Algorithms 1–3, row B).
         momentum_dtype: how the momentum is kept: in `"float32"` (float64 for a float64 parameter), `"bfloat16"`, or
             `"int8"`, one byte for each element and a float32 scale for every 128; vectors and small tensors stay
-            float32. A step computes it in float32, and rounds what it keeps.
-        momentum_rounding: of `momentum_dtype`: `"stochastic"`, where small changes are right in the mean, or
-            `"nearest"`.
+            float32. A step computes it in float32, and rounds what it keeps: stochastically, so that small changes are
+            right in the mean.
         beta2: None for 1 − t^−decay_rate (§7.2); a number for a constant with Adam's correction (§7.1).
         decay_rate: c of §7.2; past gradients are forgotten only for c ≤ 1.
         beta2_max: the largest β̂₂ₜ that 1 − t^−decay_rate may reach (big_vision: 0.999); None for no bound.
@@ -94,7 +92,7 @@ class Adafactor(Optimizer):
         eps: ε₁, which keeps G² from zero, and ε₂, the least scale of a parameter.
         weight_decay: λ, decoupled: X ← X·(1 − ρₜ·λ) before the update; RMS(X) is that before the decay.
         weight_decay_by: what λ is multiplied by: `"rho"` for ρₜ; `"alpha"` for αₜ (transformers, fairseq); `"lr"` for
-            the learning rate (torch); `"constant"` for 1 (optax, T5X); a number lr₀ for ρₜ²/lr₀ (timm's corrected one).
+            the learning rate (torch).
         axes: the (row, column) axes to factor; None for the two largest.
         min_factored: a second moment stays unfactored where one of these axes is shorter (optax has 128).
         per_slice: step each slice X[i] of a stack, of layers under a scan or of experts, as a parameter of its own. Of
@@ -110,13 +108,10 @@ class Adafactor(Optimizer):
             right in the mean, for no memory; `"kahan"`, where they are kept in a second 16-bit number.
         seed: of stochastic rounding, whose random numbers are a function of seed, parameter, step and element.
         rules: keywords by names of parameters, as in `{"*embed*": {"factored": False}, "*.bias": {"clip": None}}`. The
-            first pattern that matches a name decides. It needs names, and makes a group for each rule.
-        momentum: the former name of `momentum_of`.
-        foreach: accepted and ignored, as are `fused` and `capturable`: some trainers give them to every optimizer of
-            torch, and there is one way to step here.
+            first pattern that matches a name decides. It needs names, and makes a group for each rule. A group that is
+            added later has the keywords that it brings.
+        foreach: accepted and ignored, as is `fused`: torchtitan and others give them to every optimizer of torch.
         fused: see `foreach`.
-        capturable: see `foreach`.
-        differentiable: False; True is an error, because a step is not recorded for a gradient of its own.
         backend: `"eager"` is eager PyTorch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
             compiled one for the device where it can, on a GPU after a self-test (`adafactor check`), else `"eager"`.
@@ -143,14 +138,13 @@ class Adafactor(Optimizer):
         beta1: float = Settings.beta1,
         momentum_of: str = Settings.momentum_of,
         momentum_dtype: str = Settings.momentum_dtype,
-        momentum_rounding: str = Settings.momentum_rounding,
         beta2: float | None = Settings.beta2,
         decay_rate: float = Settings.decay_rate,
         beta2_max: float | None = Settings.beta2_max,
         clip: float | None = Settings.clip,
         eps: tuple[float, float] = Settings.eps,
         weight_decay: float = Settings.weight_decay,
-        weight_decay_by: str | float = Settings.weight_decay_by,
+        weight_decay_by: str = Settings.weight_decay_by,
         axes: tuple[int, int] | None = Settings.axes,
         min_factored: int = Settings.min_factored,
         per_slice: bool = Settings.per_slice,
@@ -159,27 +153,18 @@ class Adafactor(Optimizer):
         rounding: str = Settings.rounding,
         seed: int = Settings.seed,
         rules: Rules | None = None,
-        momentum: str | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
         backend: str = "auto",
     ):
-        keywords = locals()
-        if read_text(differentiable):
-            raise ValueError(f"differentiable={differentiable!r} must be False: a step cannot be differentiated")
-        if momentum is not None:
-            if not isinstance(read_text(momentum), str):
-                raise TypeError(f"momentum={momentum!r} is called beta1 here: beta1={momentum!r}")
-            _warn_of_momentum()
-            keywords["momentum_of"] = momentum
-        defaults = from_text(keywords)
+        defaults = from_text(locals())
         Settings(**defaults)
         self._start(backend)
         super().__init__(params if rules is None else divide_by_rules(params, rules), defaults)
-        if momentum_dtype != Settings.momentum_dtype and not any(group["beta1"] for group in self.param_groups):
-            raise ValueError(f"momentum_dtype={momentum_dtype!r} needs a momentum: set beta1, for example beta1=0.9")
+        used = {group["momentum_dtype"] for group in self.param_groups if group["beta1"]}
+        for given in (momentum_dtype, *(group["momentum_dtype"] for group in self.param_groups)):
+            if given not in (*used, Settings.momentum_dtype):
+                raise ValueError(f"momentum_dtype={given!r} needs a momentum: set beta1, for example beta1=0.9")
 
     def _start(self, backend: str) -> None:
         kernels.check(backend)  # a wrong name and a missing package are told at once
@@ -196,10 +181,6 @@ class Adafactor(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """From pickle, deepcopy and `load_state_dict`."""
         super().__setstate__(state)
-        for group in self.param_groups:  # from a version that had fewer keywords, or called one differently
-            rename_momentum(group)
-            for field in fields(Settings):  # and not all of `defaults`, to which torch has added one of its own by now
-                group.setdefault(field.name, self.defaults.get(field.name, field.default))
         self._start(self.backend)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -210,8 +191,6 @@ class Adafactor(Optimizer):
         """
         if isinstance(param_group, dict):
             param_group.update(from_text(param_group))
-            if rename_momentum(param_group):
-                _warn_of_momentum()
         before = len(self.param_groups)
         super().add_param_group(param_group)
         try:
@@ -260,10 +239,6 @@ class Adafactor(Optimizer):
         self._opt_called = True  # so that torch's schedulers do not miss `step()`
         if not self._step((p,)):
             raise ValueError(f"a parameter of shape {tuple(p.shape)} is in no group of this optimizer")
-
-    def step_parameter(self, p: Tensor, group: dict[str, Any] | None = None, i: int | None = None) -> None:
-        """`step_param` as OneTrainer's fused backward pass calls it, with the parameter's place in its group."""
-        self.step_param(p, group)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiled training step calls it as it is
     @torch.no_grad()
@@ -333,7 +308,7 @@ class Adafactor(Optimizer):
         formats = [group["momentum_dtype"] for group in self.param_groups]
 
         def read(_: Optimizer, given: StateDict) -> None:
-            loaded.update(checkpoint.read(given, self.param_groups, self.defaults))
+            loaded.update(checkpoint.read(given, self.param_groups))
 
         def take(_: Optimizer) -> None:
             self.state.update(loaded)
@@ -374,10 +349,6 @@ class Adafactor(Optimizer):
                 f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
                 "are as they were; report() counts such steps. (Shown once)"
             )
-
-
-def _warn_of_momentum() -> None:
-    warn("the keyword `momentum` is called `momentum_of` now: momentum is a number to schedulers", DeprecationWarning)
 
 
 def _doubt(backend: str, parameter: Parameter) -> str | None:

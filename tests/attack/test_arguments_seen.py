@@ -91,24 +91,6 @@ def test_a_dtype_that_cannot_be_stepped_is_refused_by_name_at_once(dtype: torch.
     assert len(optimizer.param_groups) == 1 and p not in optimizer.state
 
 
-@pytest.mark.parametrize("of", ["update", "gradient"])
-@pytest.mark.parametrize("where", ["keyword", "group"])
-def test_the_old_name_of_momentum_of_is_taken_with_a_warning(of: str, where: str, backend: str) -> None:
-    expected = trained(backend, beta1=0.9, momentum_of=of)
-    p = nn.Parameter(random(SHAPE, 9))
-    with pytest.warns(DeprecationWarning, match="momentum_of") as told:
-        if where == "keyword":
-            optimizer = Adafactor([p], beta1=0.9, momentum=of, backend=backend)
-        else:
-            optimizer = Adafactor([{"params": [p], "momentum": of}], beta1=0.9, backend=backend)
-    assert [warning.filename for warning in told] == [__file__]
-    assert optimizer.param_groups[0]["momentum_of"] == of
-    for i in range(3):
-        p.grad = random(SHAPE, i)
-        optimizer.step()
-    assert torch.equal(p, expected)
-
-
 @pytest.fixture
 def elsewhere() -> Iterator[None]:
     """New tensors are made on another device than the parameters'."""

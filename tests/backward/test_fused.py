@@ -1,4 +1,4 @@
-"""`step_param` and `step_parameter`: the fused backward passes of trainers that register the hooks themselves."""
+"""`step_param`: the fused backward passes of trainers that register the hooks themselves."""
 
 from __future__ import annotations
 
@@ -8,35 +8,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adafactor import Adafactor
 from tests.backward.loops import STEPS, Run, loss_of, plain
 
 
-def fuse(run: Run, way: str) -> None:
-    """As kohya's scripts and OneTrainer do: a hook per parameter, which knows the group and the place in it."""
+def fuse(run: Run) -> None:
+    """As kohya's scripts do: a hook per parameter, which knows the group."""
     for group in run.optimizer.param_groups:
-        for i, p in enumerate(group["params"]):
+        for p in group["params"]:
 
-            def hook(tensor: Tensor, group: dict[str, Any] = group, i: int = i) -> None:
-                if way == "kohya":
-                    run.optimizer.step_param(tensor, group)
-                else:
-                    run.optimizer.step_parameter(tensor, group, i)
+            def hook(tensor: Tensor, group: dict[str, Any] = group) -> None:
+                run.optimizer.step_param(tensor, group)
                 tensor.grad = None
 
             p.register_post_accumulate_grad_hook(hook)
 
 
-@pytest.mark.parametrize("way", ["kohya", "OneTrainer"])
 @pytest.mark.parametrize(
     ("dtype", "rounding"),
     [(torch.float32, "nearest"), (torch.bfloat16, "stochastic"), (torch.bfloat16, "kahan")],
 )
-def test_a_fused_backward_pass_ends_on_the_bits_of_step(
-    way: str, backend: str, dtype: torch.dtype, rounding: str
-) -> None:
+def test_a_fused_backward_pass_ends_on_the_bits_of_step(backend: str, dtype: torch.dtype, rounding: str) -> None:
     ordinary, fused = (Run(dtype, beta1=0.9, rounding=rounding, backend=backend) for _ in range(2))
-    fuse(fused, way)
+    fuse(fused)
     scheduler = torch.optim.lr_scheduler.LambdaLR(fused.optimizer, lambda _: 1.0)
     for seed in range(STEPS):
         loss_of(fused.model, seed).backward()
@@ -65,12 +58,6 @@ def test_ordinary_steps_may_follow() -> None:
     ordinary, mixed = Run(), Run()
     loss_of(mixed.model, 0).backward()
     for p in mixed.model.parameters():
-        mixed.optimizer.step_parameter(p)
+        mixed.optimizer.step_param(p)
     mixed.optimizer.zero_grad()
     mixed.train(range(1, STEPS)).assert_equal(ordinary.train())
-
-
-@pytest.mark.parametrize("name", ["step_param", "step_parameter"])
-def test_trainers_find_the_method(name: str) -> None:
-    """They ask with `hasattr` whether an optimizer can be fused."""
-    assert callable(getattr(Adafactor([torch.ones(2)]), name, None))

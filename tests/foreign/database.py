@@ -48,7 +48,6 @@ DEPARTURES = {
     "state in the parameter's dtype": "statistics of 16-bit parameters stay float32: in bfloat16 they would not move",
     "loaded state in memory of its own": "torch's shares it with the dict and so with its source; ours copies",
     "state dict of another optimizer": "refused before anything changes, where torch loads it and fails in the step",
-    "differentiable": "refused if True (ValueError): a step is not recorded for a gradient of its own",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -130,17 +129,3 @@ def test_a_cycle_of_momentum_is_refused_by_torch_itself(name: str, beta1: float)
     with pytest.raises(ValueError, match="optimizer must support momentum or beta1"):
         CYCLES[name](optimizer)
     step(optimizer)
-
-
-def test_the_old_keyword_for_what_is_averaged_still_works_with_a_warning() -> None:
-    before: dict[str, Any] = {"beta1": 0.9, "momentum": "gradient"}
-    now: dict[str, Any] = {"beta1": 0.9, "momentum_of": "gradient"}
-    with pytest.warns(DeprecationWarning, match="momentum_of"):
-        old = Adafactor(params(), **before)
-    new = Adafactor(params(), **now)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for t in range(3):
-            step(old, None, t)
-            step(new, None, t)
-    assert all(map(torch.equal, old.param_groups[0]["params"], new.param_groups[0]["params"]))

@@ -66,17 +66,6 @@ def test_a_loaded_optimizer_goes_on_as_the_first(subject: Subject, how: str, tmp
 
 
 @SUBJECTS
-def test_a_state_dict_from_before_a_keyword_was_there_is_loaded(subject: Subject) -> None:
-    weight, bias, optimizer = primed(subject)
-    saved = copy.deepcopy(optimizer.state_dict())
-    for flag in subject.info.not_og_supported_flags:
-        for group in saved["param_groups"]:
-            group.pop(flag, None)
-    optimizer.load_state_dict(saved)
-    train(optimizer, weight, bias)
-
-
-@SUBJECTS
 def test_a_count_of_steps_may_be_a_plain_number(subject: Subject) -> None:
     """As versions of torch before 1.12 saved it."""
     weight, bias, optimizer = primed(subject)

@@ -184,17 +184,10 @@ def test_a_hook_may_put_another_closure_in_place(subject: Subject) -> None:
 
 
 @PLAIN
-@pytest.mark.parametrize("keyword", ["foreach", "fused", "capturable", "differentiable"])
+@pytest.mark.parametrize("keyword", ["foreach", "fused"])
 def test_keywords_for_the_implementation_do_not_change_the_step(subject: Subject, keyword: str) -> None:
     if not subject.accepts(keyword):
         pytest.skip(f"no {keyword}")
-    if subject.ours and keyword == "differentiable":
-        assert departure(keyword)
-        with pytest.raises(ValueError, match="differentiable=True must be False"):
-            subject.make(linear(), differentiable=True)
-        return
-    if keyword in ("capturable", "differentiable") and not subject.ours:
-        pytest.skip("on a GPU, or for parameters that are no leaves")
     (weight, bias), (other, other_bias) = linear(), linear()
     train(subject.make([weight, bias], **{keyword: True}), weight, bias, 3)
     train(subject.make([other, other_bias]), other, other_bias, 3)

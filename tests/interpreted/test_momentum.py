@@ -70,10 +70,10 @@ X_AND_ROUNDING = [(F32, "nearest"), (F64, "nearest"), (B16, "stochastic"), (B16,
 
 
 @pytest.mark.parametrize(("x", "rounding"), X_AND_ROUNDING, ids=str)
-@pytest.mark.parametrize(("dtype", "to"), [*product(["bfloat16", "int8"], ["stochastic", "nearest"])])
-def test_every_dtype_and_rounding_of_x(x: torch.dtype, rounding: str, dtype: str, to: str) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_every_dtype_and_rounding_of_x(x: torch.dtype, rounding: str, dtype: str) -> None:
     begin = starts([*SHAPES[1:3], CONVOLUTION], x)
-    keywords = {"rounding": rounding, "momentum_dtype": dtype, "momentum_rounding": to, "lr": 0.1, "lr_decay": None}
+    keywords = {"rounding": rounding, "momentum_dtype": dtype, "lr": 0.1, "lr_decay": None}
     check(begin, random_steps(begin, 2), beta1=0.9, momentum_of="direction", maximize=True, **keywords)
 
 
@@ -153,7 +153,7 @@ def test_a_step_that_is_not_taken_leaves_every_bit(of: str, dtype: str) -> None:
         assert all(torch.equal(value, _states(second)[i][key]) for key, value in _states(first)[i].items())
 
 
-BY = ["rho", "alpha", "lr", "constant", 0.05]
+BY = ["rho", "alpha", "lr"]
 
 
 @pytest.mark.parametrize("by", BY, ids=str)
@@ -182,4 +182,4 @@ def test_blocks_that_are_left_to_eager_are_refused_by_name(
     begin = [t.t().contiguous().t() if transposed else t for t in starts([shape])]
     with pytest.raises(ValueError, match=why):
         train(begin, random_steps(begin, 1), beta1=0.9, momentum_dtype="int8", **keywords)
-    train(begin, random_steps(begin, 1), beta1=0.9, momentum_dtype="bfloat16", momentum_rounding="nearest", **keywords)
+    train(begin, random_steps(begin, 1), beta1=0.9, momentum_dtype="bfloat16", **keywords)

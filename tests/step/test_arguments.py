@@ -36,10 +36,7 @@ WRONG = [
     ("momentum_of", 0.9, ValueError, "'update', 'gradient', 'direction'"),
     ("momentum_dtype", "int4", ValueError, "'float32', 'bfloat16', 'int8'"),
     ("momentum_dtype", torch.bfloat16, ValueError, "'float32', 'bfloat16', 'int8'"),
-    ("momentum_rounding", "kahan", ValueError, "'stochastic', 'nearest'"),
-    ("weight_decay_by", "gamma", ValueError, "'rho', 'alpha', 'lr', 'constant', or a learning rate"),
-    ("weight_decay_by", 0.0, ValueError, "above 0"),
-    ("weight_decay_by", None, TypeError, "number"),
+    ("weight_decay_by", "constant", ValueError, "must be one of 'rho', 'alpha', 'lr'"),
     ("beta2", 1.0, ValueError, "below 1"),
     ("beta2", "0,9", TypeError, "number"),
     ("decay_rate", 0.0, ValueError, "above 0"),
@@ -166,18 +163,6 @@ def test_every_keyword_of_other_adafactors_is_ours_or_has_a_hint() -> None:
     assert "relative" in ours and not ours & set(FOREIGN)
     for other in (torch.optim.Adafactor, torch.optim.AdamW):
         assert set(inspect.signature(other).parameters) <= ours | set(FOREIGN)
-
-
-@pytest.mark.parametrize("value", [0.9, "0.9", 0])
-def test_a_number_for_momentum_is_refused_with_beta1(value: Any) -> None:
-    with pytest.raises(TypeError, match="beta1"):
-        Adafactor([torch.ones(2, 3)], momentum=value)
-
-
-def test_differentiable_may_be_given_as_text() -> None:
-    Adafactor([torch.ones(2, 3)], differentiable="False")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="differentiable='True'"):
-        Adafactor([torch.ones(2, 3)], differentiable="True")  # type: ignore[arg-type]
 
 
 SMALL: dict[str, tuple[list[float | torch.Tensor], dict[str, Any], bool]] = {

@@ -1,8 +1,7 @@
-"""Named recipes construct and step, and are what `like` makes of their sources' arguments; β₂ from a half-life."""
+"""Named recipes construct and step, and Table 2's rows are the oracle's; β₂ from a half-life."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import adafactor
 from adafactor import Adafactor, recipes, schedules
 from adafactor.core.settings import Settings
+from tests import oracle
+from tests.compare import arguments
 
-RECIPES: dict[str, dict[str, Any]] = {name: getattr(recipes, name) for name in recipes.__all__}
+RECIPES: dict[str, dict[str, Any]] = {name: getattr(recipes, name) for name in recipes.__all__ if name != "TABLE_2"}
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
@@ -32,43 +32,16 @@ def test_a_recipe_constructs_and_steps(name: str) -> None:
     assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)) or is_lost
 
 
-FROM: list[tuple[str, str, dict[str, Any], set[str]]] = [
-    ("T5", "t5x", {"learning_rate": 1e-3}, {"min_factored", "weight_decay_by"}),
-    (
-        "T5_TRANSFORMERS",
-        "transformers",
-        {"lr": 1e-3, "relative_step": False, "scale_parameter": False},
-        {"axes", "weight_decay_by"},
-    ),
-    (
-        "PALM",
-        "t5x",
-        {"learning_rate": 1e-2, "beta1": 0.9, "factored": False, "weight_decay_rate_lr_exponent": 2},
-        {"lr_decay", "min_factored"},  # its lr is a schedule there
-    ),
-    ("BIG_VISION", "timm_bv", {"lr": 1e-3, "min_dim_size_to_factor": 32}, set()),
-]
-
-
-@pytest.mark.filterwarnings("ignore::adafactor.MigrationWarning")
-@pytest.mark.parametrize(("name", "source", "arguments", "besides"), FROM, ids=[case[0] for case in FROM])
-def test_a_recipe_is_what_like_makes_of_its_sources_arguments(
-    name: str, source: str, arguments: dict[str, Any], besides: set[str]
-) -> None:
-    p = [("p", torch.ones(4, 3, requires_grad=True))]
-    ours, like = (
-        Settings.of(o.param_groups[0]) for o in (Adafactor(p, **RECIPES[name]), adafactor.like(source, p, **arguments))
-    )
-    assert {f.name for f in fields(Settings) if getattr(ours, f.name) != getattr(like, f.name)} == besides
-
-
 def test_the_papers_recipe_is_the_defaults() -> None:
     assert Settings(**recipes.PAPER) == Settings()
 
 
-def test_palms_weight_decay_is_the_square_of_its_learning_rate() -> None:
-    rates = [Settings(**recipes.PALM).rates(t) for t in (1, 10_000, 40_000)]
-    assert [rate.decay for rate in rates] == pytest.approx([1e-4, 1e-4, 2.5e-5])
+@pytest.mark.parametrize("name", oracle.TABLE_2)
+def test_a_row_of_table_2_is_the_oracles(name: str) -> None:
+    ours, theirs = recipes.TABLE_2[name], arguments(oracle.TABLE_2[name])
+    if not theirs["beta1"]:
+        theirs["momentum_of"] = Settings.momentum_of  # which then says nothing
+    assert recipes.TABLE_2.keys() == oracle.TABLE_2.keys() and Settings(**ours) == Settings(**theirs)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -42,7 +42,7 @@ def test_what_the_user_put_into_a_group_stays_text() -> None:
 
 def test_what_torchs_optimizers_take_changes_nothing() -> None:
     ends = []
-    torchs: dict[str, Any] = {"foreach": True, "fused": True, "capturable": True, "differentiable": False}
+    torchs: dict[str, Any] = {"foreach": True, "fused": True}
     for keywords in ({}, torchs):
         p = torch.linspace(0.5, 1.5, 6).view(2, 3).requires_grad_()
         p.grad = p.detach().flip(0)
@@ -59,8 +59,3 @@ def test_groups_may_hold_what_torchs_optimizers_take() -> None:
     p.grad = torch.ones(2, 3)
     optimizer.step()
     assert optimizer.report()[0].name == "weight" and bool((p < 1).all())
-
-
-def test_a_step_that_shall_be_differentiated_is_refused() -> None:
-    with pytest.raises(ValueError, match="differentiable=True must be False"):
-        Adafactor([torch.ones(2)], differentiable=True)

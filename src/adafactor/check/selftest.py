@@ -48,12 +48,11 @@ class Variant:
     momentum_of: str | None = None
     rounding: str = "nearest"
     momentum_dtype: str = "float32"
-    momentum_rounding: str = "stochastic"
 
     @property
     def keywords(self) -> dict[str, Any]:
         """The optimizer's keywords."""
-        names = ("momentum_of", "momentum_dtype", "momentum_rounding")
+        names = ("momentum_of", "momentum_dtype")
         momentum = {"beta1": 0.9, **{name: getattr(self, name) for name in names}} if self.momentum_of else {}
         return {"rounding": self.rounding, **momentum}
 
@@ -64,8 +63,7 @@ class Variant:
         rounding = "" if self.rounding == "nearest" else f"{self.rounding} rounding"
         momentum = f"momentum of the {self.momentum_of}" if self.momentum_of else ""
         if self.momentum_dtype != "float32":
-            how = " to nearest" if self.momentum_rounding == "nearest" else ""
-            momentum += f" in {self.momentum_dtype}{how}"
+            momentum += f" in {self.momentum_dtype}"
         return ", ".join(filter(None, [x, gradients, rounding, momentum]))
 
 
@@ -103,7 +101,7 @@ VARIANTS = (
     Variant(FP32, FP32, "update", momentum_dtype="bfloat16"),
     Variant(FP32, FP32, "gradient", momentum_dtype="int8"),
     Variant(BF16, BF16, "direction", "stochastic", "int8"),
-    Variant(BF16, BF16, "update", "nearest", "bfloat16", "nearest"),
+    Variant(BF16, BF16, "update", "nearest", "bfloat16"),
 )
 SHAPES = ((256, 512), (129, 77), (1000, 48), (24, 9001), (16, 16384), (5, 17000), (3, 40, 72), (32, 16, 3, 3))
 TENSORS = (

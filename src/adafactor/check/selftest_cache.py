@@ -33,7 +33,7 @@ class NotNow(Exception):
 def why_not_here(make: Make, parameter: Parameter) -> str | None:
     """Why `auto` should not rely on this card for a parameter like this; asked once per card and version."""
     s = parameter.settings
-    momentum = (s.momentum_dtype, s.momentum_rounding) if s.beta1 and s.momentum_dtype != "float32" else ()
+    momentum = (s.momentum_dtype,) if s.beta1 and s.momentum_dtype != "float32" else ()
     of = s.momentum_of if s.beta1 else None
     variant = Variant(parameter.x.dtype, parameter.gradient.dtype, of, parameter.rounding, *momentum)
     return reason(make, parameter.x.device, variant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -16,14 +16,14 @@ from adafactor.core import dtensor
 from adafactor.core import state as states
 from adafactor.core.momentum import BUFFERS, blocks_of, buffer
 from adafactor.core.record import entries_of
-from adafactor.core.settings import Settings, rename_momentum
+from adafactor.core.settings import Settings
 from adafactor.core.warn import warn
 
 Loaded = dict[Tensor, states.State]
 
 
-def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> Loaded:
-    """Make new states of a state dict, or say where it does not fit an optimizer of these groups and defaults."""
+def read(state_dict: StateDict, groups: list[dict[str, Any]]) -> Loaded:
+    """Make new states of a state dict, or say where it does not fit an optimizer of these groups."""
     saved_groups = state_dict["param_groups"]
     if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
         return {}  # torch says so itself
@@ -40,9 +40,10 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]], defaults: Mapping[
     entries, loaded, converted = dict(state_dict["state"]), Loaded(), False
     named = [[entry.name for entry in entries_of(groups) if entry.group == i] for i in range(len(groups))]
     for group, saved, names in zip(groups, saved_groups, named, strict=True):
-        rename_momentum(saved)
         try:
-            settings = Settings.of({**group, **defaults, **saved, "momentum_dtype": group["momentum_dtype"]})
+            if missing := [f.name for f in fields(Settings) if f.name not in saved]:
+                raise ValueError(f"a group has no {missing[0]!r}")
+            settings = Settings.of({**saved, "momentum_dtype": group["momentum_dtype"]})
         except (TypeError, ValueError) as wrong:
             raise ValueError(f"the state dict is not of this optimizer: {wrong}") from wrong
         for p, key, name in zip(group["params"], saved["params"], names, strict=True):

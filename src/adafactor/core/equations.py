@@ -71,13 +71,6 @@ def step_size(rho: Scalar, rms_parameter: Scalar | None, eps2: float) -> Scalar:
     return rho if rms_parameter is None else _at_least(eps2, rms_parameter) * rho
 
 
-def decay_rate(rho: Scalar, lr: Scalar, by: str | float) -> Scalar:
-    """What λ is multiplied by: ρₜ, or αₜ without its max(ε₂, RMS(X)); the learning rate; 1; or ρₜ²/lr₀."""
-    if isinstance(by, str):
-        return {"rho": rho, "alpha": rho, "lr": lr, "constant": 1.0}[by]
-    return rho * rho / by
-
-
 def _at_least(bound: float, value: Scalar) -> Scalar:
     # a NaN stays one, in both kinds: max(value, bound) returns its first argument when nothing is greater
     return value.clamp(min=bound) if isinstance(value, Tensor) else max(value, bound)

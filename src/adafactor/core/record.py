@@ -129,8 +129,13 @@ def entries_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
     """Every parameter of an optimizer's groups, in their order."""
     number, key = 0, itertools.count()  # the latter is what `state_dict` has for a parameter
     for i, group in enumerate(groups):
-        unnamed = [f"parameter {next(key)}" for _ in group["params"]]
-        for place, (p, name) in enumerate(zip(group["params"], group.get("param_names", unnamed), strict=True)):
+        params, unnamed = group["params"], [f"parameter {next(key)}" for _ in group["params"]]
+        names = group.get("param_names", unnamed)
+        if len(names) != len(params):
+            raise ValueError(
+                f"group {i} has {len(names)} 'param_names' for {len(params)} 'params': edit both lists together"
+            )
+        for place, (p, name) in enumerate(zip(params, names, strict=True)):
             yield Entry(p, name, i, place, number)
             number += len(p) if group.get("per_slice") and is_stack(tuple(p.shape)) else 1
 

@@ -21,7 +21,7 @@ def divide_by_rules(params: ParamsT, rules: Rules) -> list[dict[str, Any]]:
     groups = items if all(isinstance(item, dict) for item in items) else [{"params": items}]
     divided, unmatched = [], set(rules)
     for group in groups:
-        members: dict[str, list[Any]] = {pattern: [] for pattern in ("", *rules)}
+        members: dict[str | None, list[Any]] = {pattern: [] for pattern in (None, *rules)}
         for item in group["params"]:
             if not isinstance(item, tuple):
                 raise ValueError("rules go by the names of parameters: give model.named_parameters(), or groups of it")
@@ -29,7 +29,8 @@ def divide_by_rules(params: ParamsT, rules: Rules) -> list[dict[str, Any]]:
         unmatched -= {pattern for pattern, items in members.items() if items}
         for pattern, items in members.items():
             if items:
-                divided.append({**group, **rules.get(pattern, {}), "params": items, "rule": pattern})
+                keywords = {} if pattern is None else rules[pattern]
+                divided.append({**group, **keywords, "params": items, "rule": pattern or ""})
     if unmatched:
         raise ValueError(
             f"rules: no parameter is left for {', '.join(map(repr, sorted(unmatched)))}; the first match counts"
@@ -37,13 +38,19 @@ def divide_by_rules(params: ParamsT, rules: Rules) -> list[dict[str, Any]]:
     return divided
 
 
-def _rule_of(name: str, rules: Rules) -> str:
-    return next((pattern for pattern in rules if fnmatchcase(name, pattern)), "")
+def _rule_of(name: str, rules: Rules) -> str | None:
+    return next((pattern for pattern in rules if fnmatchcase(name, pattern)), None)
 
 
 def _check_keywords(rules: Rules) -> None:
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"rules={rules!r} must be a dict: of patterns of names, and the keywords for each")
     allowed = sorted(field.name for field in fields(Settings))
     for pattern, keywords in rules.items():
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"rules has the pattern {pattern!r}; it must be a text, such as '*.bias', and not empty")
+        if not isinstance(keywords, Mapping):
+            raise TypeError(f"rules[{pattern!r}]={keywords!r} must be a dict of keywords")
         for name in keywords.keys() - set(allowed):
             raise ValueError(
                 f"rules[{pattern!r}] has {name!r}, which is not a keyword of a group: {', '.join(sorted(allowed))}"

@@ -30,6 +30,9 @@ FOREIGN = {  # what transformers, torch, timm and AdamW call things, and what to
     "betas": "beta1 and beta2",
     "min_dim_size_to_factor": "min_factored",
     "amsgrad": "nothing: there is no such variant",
+    "momentum": "beta1, and momentum_of for what it averages",
+    "capturable": "nothing: no step waits for a device",
+    "differentiable": "nothing: a step is not recorded for a gradient of its own",
 }
 
 
@@ -73,14 +76,13 @@ class Settings:
     beta1: float = _number(0.0, at_least=0.0, below=1.0)
     momentum_of: str = _word("update", "gradient", "direction")
     momentum_dtype: str = _word("float32", "bfloat16", "int8")
-    momentum_rounding: str = _word("stochastic", "nearest")
     beta2: float | None = _number_or_none(None, rate=True, at_least=0.0, below=1.0)
     decay_rate: float = _number(0.8, rate=True, above=0.0)
     beta2_max: float | None = _number_or_none(None, rate=True, above=0.0, below=1.0)
     clip: float | None = _number_or_none(1.0, above=0.0)
     eps: tuple[float, float] = _declare((1e-30, 1e-3), lambda name, value: _check_eps(name, value))
     weight_decay: float = _number(0.0, rate=True, at_least=0.0)
-    weight_decay_by: str | float = _declare("rho", lambda name, value: _check_decay(name, value))
+    weight_decay_by: str = _word("rho", "alpha", "lr")
     axes: tuple[int, int] | None = _declare(None, lambda name, value: _check_axes(name, value))
     min_factored: int = _declare(0, lambda name, value: _check_integer(name, value))
     per_slice: bool = _word(False, True)
@@ -105,7 +107,7 @@ class Settings:
         w1 = eq.corrected_decay(t, self.beta1)[1] if self.momentum_of == "gradient" else 1 - self.beta1
         lr = self._lr(t)
         rho = eq.relative_step(t, lr, self.lr_decay)
-        decay = self.weight_decay * eq.decay_rate(rho, lr, self.weight_decay_by) if self.weight_decay else 0.0
+        decay = self.weight_decay * (lr if self.weight_decay_by == "lr" else rho) if self.weight_decay else 0.0
         return Rates(beta2, w1, w2, rho, decay)
 
     def _lr(self, t: Scalar) -> Scalar:
@@ -168,14 +170,6 @@ def read_text(value: Any) -> Any:
         return value
 
 
-def rename_momentum(group: dict[str, Any]) -> bool:
-    """Take a word under the former name of `momentum_of`; a number there is somebody else's."""
-    if not isinstance(group.get("momentum"), str):
-        return False
-    group["momentum_of"] = group.pop("momentum")
-    return True
-
-
 _values = itemgetter(*(f.name for f in fields(Settings)))
 _CONSTANT = {float, str, bool, int, type(None), tuple}  # types of which no value changes
 
@@ -231,15 +225,6 @@ def _check_word(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
         words = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"{name}={value!r} must be one of {words}")
     return value
-
-
-def _check_decay(name: str, value: Any) -> str | float:
-    words = ("rho", "alpha", "lr", "constant")
-    if isinstance(value, str):
-        if value not in words:
-            raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, words))}, or a learning rate")
-        return value
-    return _check_number(name, value, above=0.0)
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:

@@ -99,8 +99,7 @@ class Update(Sums):
         m = momentum.load(state, self.blocks, at, self.dtype)
         m = self.average(m, new.to(self.dtype), self.w1, write or self.rounds_momentum)
         if write and self.rounds_momentum:
-            random = self.random_words(at, m) if self.s.momentum_rounding == "stochastic" else None
-            momentum.store(state, self.blocks, at, m, random, self.skipped)
+            momentum.store(state, self.blocks, at, m, self.random_words(at, m), self.skipped)
         return m
 
     def subtract_(self, at: At, change: Tensor) -> None:

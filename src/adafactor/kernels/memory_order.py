@@ -84,8 +84,7 @@ def find_memory_order(parameter: Parameter) -> MemoryOrder | str:
 
 def draws_words(parameter: Parameter) -> bool:
     """Is X, or the momentum, rounded at random?"""
-    rounds_momentum = has_rounded_momentum(parameter) and parameter.settings.momentum_rounding == "stochastic"
-    return parameter.rounding == "stochastic" or rounds_momentum
+    return parameter.rounding == "stochastic" or has_rounded_momentum(parameter)
 
 
 def has_rounded_momentum(parameter: Parameter) -> bool:

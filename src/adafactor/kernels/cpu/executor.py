@@ -226,7 +226,7 @@ class Executor:
         elif m.dtype == torch.bfloat16:
             job["momentum_format"] = jobs.BFLOAT16
             job["stretch"] = job["room"] if s.momentum_of == "gradient" else job["stretch"]
-        job["rounds_momentum_at_random"] = has_rounded_momentum(parameter) and s.momentum_rounding == "stochastic"
+        job["rounds_momentum_at_random"] = has_rounded_momentum(parameter)
 
     def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, order: MemoryOrder) -> None:
         """Describe which axes are P and Q, and where R along P and C along Q lie."""

@@ -56,7 +56,7 @@ class Kind:
         if not has_rounded_momentum(parameter):
             return kind
         dtype = torch.int8 if "momentum_scale" in parameter.state else torch.bfloat16
-        is_random, lanes = s.momentum_rounding == "stochastic", block_lanes(parameter)
+        is_random, lanes = True, block_lanes(parameter)
         return replace(kind, momentum_dtype=dtype, momentum_random=is_random, lanes=lanes)
 
     @property
