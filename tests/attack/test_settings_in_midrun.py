@@ -48,26 +48,29 @@ def test_what_a_state_cannot_follow_is_refused_before_anything_changes(
 ) -> None:
     first = nn.Parameter(random((40, 128), 8))
     p = nn.Parameter(random(shape, 9))
-    optimizer = Adafactor([("first", first), ("weight", p)], backend="eager", **given)
-    usual = optimizer.param_groups[0].copy()
+    groups: list[dict[str, Any]] = [{"params": [("first", first)]}, {"params": [("weight", p)], **given}]
+    optimizer = Adafactor(groups, backend="eager")
+    usual = optimizer.param_groups[1].copy()
     for i in range(2):
         first.grad, p.grad = random((40, 128), i), random(shape, i)
         optimizer.step()
     twin, optimizer = copy.deepcopy(optimizer), COPIES[how](optimizer)
-    group = optimizer.param_groups[0]
+    other, group = optimizer.param_groups
     for each in (twin, optimizer):
-        for q in each.param_groups[0]["params"]:
+        for q in (q for each_group in each.param_groups for q in each_group["params"]):
             q.grad = random(tuple(q.shape), 5)
     group.update(edit)
+    other["beta1"] = 0.5  # which gives the first parameter a momentum, if it gets so far
     kept = snapshot(optimizer)
     with pytest.raises(ValueError, match=named):
         optimizer.step()
     assert_unchanged(optimizer, kept)
     group.update({name: usual[name] for name in edit})  # taken back in full, it goes on as if never edited
+    other["beta1"] = 0.0
     optimizer.step()
     twin.step()
-    for q, other in zip(group["params"], twin.param_groups[0]["params"], strict=True):
-        assert torch.equal(q, other)
+    for ours, theirs in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        assert torch.equal(ours["params"][0], theirs["params"][0])
 
 
 def tensor(value: float) -> Any:
