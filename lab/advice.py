@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lab import answer, claims
+from lab import answer, claims, results
 from lab.answer import beside_adam, decayed_difference, listed, span
 from lab.claims import Finding, judge_all
 from lab.presets import SCALES
-from lab.results import FAILED, FAILS, HOLDS, UNDECIDED, Record, of_row, paired, test_bleu
+from lab.results import FAILED, FAILS, HOLDS, UNDECIDED, Record, dev_loss, of_row, paired, test_bleu
 from lab.rules import Claim
 
 
@@ -103,6 +103,10 @@ def no_warm_up(records: list[Record]) -> str:
             f" In a pre-norm model of this size, after 1,200 steps, all rows but E end at a dev loss of {span(others)}"
         )
         text += f", E at {span(pre['E-'])}."
+    cold, warm = (results.mean(map(dev_loss, of_row(records, name, "small", 6.0))) for name in ("O-", "O"))
+    if cold > warm + 0.5:
+        text += " At six times the paper's step O needs warm-up, too"
+        text += " ([its edge](reproduction.md#what-the-differences-look-like))."
     return text
 
 

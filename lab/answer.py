@@ -175,7 +175,8 @@ def _counted(found: Sequence[tuple[Claim, Finding]]) -> list[str]:
         selected = f"{cold} of the {len(new)} {_are(cold)} of runs without warm-up, in a model selected to fail"
         sentences.append(
             f"Of {_number(new)} of the paper that {_are(len(new))} judged by runs newer than the rule ({dates}) "
-            f"{verdicts(new)}; {selected}, and all runs are short."
+            f"{verdicts(new)}; {selected}; all runs are "
+            "short, and no interval is corrected for the number of claims."
         )
     if known:
         sentences.append(f"Of {_number(known)} judged by runs that were known when the rule was set {verdicts(known)}.")

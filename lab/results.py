@@ -134,17 +134,9 @@ def mean(values: Iterable[float]) -> float:
 
 
 def best_multiplier(records: list[Record], way: str = "last") -> float:
-    """The step size whose loss is the lower one beside every other, over the pairs that both have or, without, all."""
-    runs: dict[float, list[Record]] = defaultdict(list)
+    """The step size with the lowest mean loss; NaN without runs."""
+    losses: dict[float, list[float]] = defaultdict(list)
     for record in records:
-        if math.isfinite(final_loss(record, way)):
-            runs[record["config"]["multiplier"]].append(record)
-
-    def gap(one: float, other: float) -> float:
-        found = paired(runs[one], runs[other], lambda record: final_loss(record, way))
-        return found.mean if found.seeds else loss_of(runs[one]) - loss_of(runs[other])
-
-    def loss_of(some: list[Record]) -> float:
-        return mean(final_loss(record, way) for record in some)
-
-    return next((m for m in sorted(runs) if not any(gap(m, other) > 0 for other in runs)), math.nan)
+        losses[record["config"]["multiplier"]].append(final_loss(record, way))
+    means = {multiplier: mean(some) for multiplier, some in losses.items() if math.isfinite(mean(some))}
+    return min(means, key=lambda multiplier: means[multiplier], default=math.nan)

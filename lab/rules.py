@@ -10,7 +10,7 @@ from typing import Any
 PATH = Path(__file__).parent / "claims.json"
 # What claims take from the one before them in the list.
 BEGUN = {
-    "The same in": "Adafactor without momentum or warm-up (O) does as well as Adam with both (B), in",
+    "The same in": "Adafactor (O) does as well as Adam (B) in",
     "relieves that": "relieves the instability of A without warm-up",
     "relieves it": "relieves the instability of A without warm-up",
     "(I) does not: A": "(I) does not relieve the instability of A without warm-up: A",
@@ -42,6 +42,11 @@ class Claim:
     known: str  # which of its runs were known when the rule was set: "none", "all" or some seeds
     set: str  # when that was
     pairs: tuple[Pair, ...]
+
+    @property
+    def place(self) -> str:
+        """Where in the paper the sentence is."""
+        return f"§{self.section}" if self.section[0].isdigit() else self.section
 
     @property
     def title(self) -> str:

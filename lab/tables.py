@@ -61,8 +61,15 @@ def of_claims(records: list[Record]) -> Table | None:
     for claim, finding in judge_all(records):
         mark = " †" if finding.is_contradicted else ""
         runs = {"none": "new runs", "all": "known runs"}.get(claim.known, f"{claim.known} known")
-        title = f"{claim.title} (§{claim.section})" if claim.section[0].isdigit() else claim.title
-        rows.append([title, f"**{finding.verdict}**", finding.measured, finding.other + mark, f"{claim.set}, {runs}"])
+        rows.append(
+            [
+                f"{claim.title} ({claim.place})",
+                f"**{finding.verdict}**",
+                finding.measured,
+                finding.other + mark,
+                f"{claim.set}, {runs}",
+            ]
+        )
     heads = ["claim of the paper", "verdict", "measured", "the other scale", "rule set"]
     return Table("The claims", NOTE, heads, rows) if rows else None
 
@@ -78,7 +85,7 @@ text: below 0 the first is better. At least three seeds have to be there.
 - **†** marks a verdict that the other of the two contradicts, by the opposite verdict or an interval on the other side
   of 0.
 - `long`, `small` and `quarter` are 16,000, 4,000 and 1,000 steps of a pre-norm model of 1.4 million, `updates` the
-  first 400 of `pattern`.
+  first 400 of `pattern`, `pattern-broad` and `pattern-deep` two other post-norm models, selected for no row.
 - **The last column** has the date of the rule, and whether the runs that judge are newer.
 - No interval is corrected for the number of claims: of 25 independent ones about one would miss.
 
@@ -91,13 +98,16 @@ def of_rules() -> Table:
     words += [f"- **`{name}`**: {text}" for name, text in rules.STATED["scales"].items()]
     rows, before = [], ""
     for claim in rules.claims():
-        sentence = "the same sentence" if claim.sentence == before else f"“{claim.sentence}” (§{claim.section})"
+        sentence = "the same sentence" if claim.sentence == before else f"“{claim.sentence}” ({claim.place})"
         scales = dict.fromkeys(pair.scale for pair in claim.pairs)
         seeds = dict.fromkeys(_seeds(pair.seeds) for pair in claim.pairs)
-        rows.append([claim.title, sentence, claim.rule, ", ".join(f"`{scale}`" for scale in scales), ", ".join(seeds)])
+        pairs = dict.fromkeys(" − ".join(name for name in (pair.first, pair.second) if name) for pair in claim.pairs)
+        where = ", ".join(f"`{scale}`" for scale in scales)
+        rows.append([", ".join(pairs), sentence, claim.rule, where, ", ".join(seeds)])
         before = claim.sentence
-    note = "What `lab/claims.json` says. A claim without a run is not in the list of verdicts.\n\n" + "\n".join(words)
-    return Table("The paper's sentences and the rules", note, ["claim", "sentence", "rule", "scale", "seeds"], rows)
+    note = "What `lab/claims.json` says, in the order of the list of verdicts (“-” is without warm-up). "
+    note += "A claim without a run is not in that list.\n\n" + "\n".join(words)
+    return Table("The paper's sentences and the rules", note, ["rows", "sentence", "rule", "scale", "seeds"], rows)
 
 
 def _seeds(seeds: tuple[int, ...]) -> str:

@@ -89,6 +89,11 @@ def test_every_claim_has_a_rule_a_date_and_runs_that_reproduce_makes() -> None:
                     assert experiments.job(name, pair.scale, seed, step).name in jobs
 
 
+def test_what_stands_beside_adam_are_runs_that_reproduce_makes() -> None:
+    for scale, both in tables.DIFFERENCES:
+        assert all(multiplier in experiments.COMPARISON[scale][row] for row, multiplier in both)
+
+
 def test_runs_that_judge_a_claim_as_new_began_after_its_rule_was_set() -> None:
     records = read(RECORDS)
     for claim in rules.claims():
