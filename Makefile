@@ -30,8 +30,8 @@ test: .venv/ready
 test-tools: .venv/ready
 	$(PYTEST) -m "not slow" $(TOOLS)
 
-# Both, what is slow, other people's trainers and optimizers, and the GPU kernels compiled for cards: about an hour with
-# FUZZ_SECONDS=60, which is how long the slow fuzz runs.
+# Both, what is slow, other people's trainers and optimizers, and the GPU kernels compiled for cards: about an hour.
+# What draws its cases goes on for FUZZ_SECONDS: 20 in `make test`.
 test-all: .venv/ready .venv/integrations .venv/trainers .venv/bench
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(PYTEST)
 	TRITON_INTERPRET=0 $(PYTEST) tests/kernels/test_triton_compiled.py

@@ -117,6 +117,10 @@ CASES = [
     Case("float32 with bfloat16 gradients", grad_dtype=BF16),
     Case("bfloat16 with float32 gradients", keywords={"rounding": "kahan"}, dtype=BF16, grad_dtype=torch.float32),
     Case("float64", dtype=F64),
+    Case("float64 with float32 gradients", dtype=F64, grad_dtype=torch.float32),
+    Case("float16 with float64 gradients", dtype=F16, grad_dtype=F64, left_to_eager=("cpu", "triton")),
+    Case("an eps1 and an eps2 that count", keywords={"eps": (0.5, 0.1)}),
+    Case("unfactored with an eps1 and an eps2 that count", keywords={"eps": (0.5, 0.1), "factored": False}),
 ]
 
 

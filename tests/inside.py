@@ -5,6 +5,7 @@ Compiled code is imported where it is needed: `conftest` imports this, and a tes
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -18,6 +19,11 @@ BACKENDS = ("eager", "cpu", "triton")
 COMPILED = BACKENDS[1:]  # asked for by name, they may refuse what eager PyTorch can step
 HERE = BACKENDS[:2]  # the quick ones: Triton's interpreter takes milliseconds where others take microseconds
 AND_AUTO = (*HERE, "auto")
+
+
+def seconds() -> float:
+    """How long what draws its cases goes on: FUZZ_SECONDS, or 20."""
+    return float(os.environ.get("FUZZ_SECONDS", "20"))
 
 
 def let_auto_take_eager(patch: pytest.MonkeyPatch) -> None:

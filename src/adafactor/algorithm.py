@@ -27,7 +27,7 @@ def moments(u: Update) -> None:
     """Take the means of G² + ε₁ over every row and every column, in double."""
     if u.full is None:
         n, m = u.axes
-        sums = square_sums(u.g, [axis for axis, old in ((m, u.row), (n, u.col)) if old is not None])
+        sums = square_sums(u.g, [axis for axis, old in ((m, u.row), (n, u.col)) if old is not None], u.dtype)
         means = {axis: (total + u.g.shape[axis] * u.s.eps[0]) / u.parameter.shape[axis] for axis, total in sums.items()}
         u.rows, u.cols = means.get(m), means.get(n)  # (G² + ε₁)·1ₘ/m (…, n, 1) and 1ₙᵀ·(G² + ε₁)/n (…, 1, m)
 

@@ -60,10 +60,11 @@ def divide(t: Tensor, size: int, whole: Blocks | None = None) -> Iterator[At]:
     )
 
 
-def square_sums(g: Tensor, axes: Sequence[int]) -> dict[int, Tensor]:
-    """ΣG² over each of some axes, which stay with length 1, in double; infinite where a G² leaves its precision."""
-    dtype, wide = statistics_dtype(g.dtype), sum_dtype(g.device)
+def square_sums(g: Tensor, axes: Sequence[int], dtype: torch.dtype) -> dict[int, Tensor]:
+    """ΣG² over each of some axes, which stay with length 1, in double; infinite where a G² leaves this dtype."""
+    wide = sum_dtype(g.device)
     if not g.is_cpu:  # no temporary; on a CPU, torch's norm over columns takes twenty times as long as a sum
+        g = g if g.dtype.itemsize <= dtype.itemsize else g.to(dtype)  # which torch's norm refuses to do
         return {axis: vector_norm(g, dim=axis, keepdim=True, dtype=dtype).to(wide).square_() for axis in axes}
     totals: dict[int, Tensor] = {}
     for at in divide(g, CHUNK_CPU):
@@ -109,9 +110,9 @@ def _sum_of_rows(flat: Tensor) -> float:
     return float(norms.double().square_().sum())
 
 
-def largest_square(t: Tensor) -> Tensor:
-    """max(T²) in the precision of the statistics: finite where all are, and without a temporary."""
+def largest_square(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """max(T²) in this dtype: finite where all are, and without a temporary."""
     if not t.numel():  # of a shard
-        return t.new_zeros((), dtype=statistics_dtype(t.dtype))
-    largest: Tensor = vector_norm(t, math.inf, dtype=statistics_dtype(t.dtype))
-    return largest.square()
+        return t.new_zeros((), dtype=dtype)
+    largest: Tensor = vector_norm(t, math.inf)
+    return largest.to(dtype).square()

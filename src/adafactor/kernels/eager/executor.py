@@ -64,7 +64,7 @@ class Executor:
         for u in self.sums:
             algorithm.moments(u)
             means = u.cols if u.rows is None else u.rows
-            largest.append(sums.largest_square(u.g) if means is None else means.sum())
+            largest.append(sums.largest_square(u.g, u.dtype) if means is None else means.sum())
             if u.parameter.shard is not None:  # this rank's part of mean(Rₜ), where no rank has R whole
                 u.mean_row = u.parameter.shard.mean_row(u.rows, u.row, u.rates.beta2, u.rates.w2)
         if largest:
