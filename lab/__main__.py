@@ -53,7 +53,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     one.add_argument("--bfloat16", action="store_true", help="products in bfloat16 (autocast), weights in float32")
     one.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
-    one.add_argument("--accumulate", type=int, default=1, metavar="N", help="a step in N passes, for a smaller card")
     one.add_argument("--again", action="store_true", help="forget an earlier result of the same run")
 
     for name, text, jobs, scale in (

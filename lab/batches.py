@@ -43,19 +43,6 @@ class Batch:
         """Some of its sentences."""
         return Batch(self.source[which], self.target_in[which], self.target_out[which])
 
-    def split(self, parts: int) -> list[tuple[Batch, float]]:
-        """Its sentences in so many parts, each with the weight of its mean loss in that of the whole.
-
-        A part without a sentence has the first one at no weight: every process takes as many passes as the others.
-        """
-        if parts == 1:
-            return [(self, 1.0)]
-        found = []
-        for which in torch.arange(len(self.source)).tensor_split(parts):
-            part = self.rows(which if len(which) else torch.tensor([0]))
-            found.append((part, part.targets / self.targets if len(which) else 0.0))
-        return found
-
 
 class Sentences:
     """Encoded sentences, each with its end mark, in one array: millions of them must fit into memory."""

@@ -61,7 +61,7 @@ def run_one(arguments: argparse.Namespace) -> int:
     pause = arguments.checkpoint_seconds
     pause = pause if pause is not None else 600.0 if is_papers(scale) else 30.0
     compiler = "inductor" if arguments.compile else None
-    options = Options(cache, pause, arguments.device or "cpu", show, processes, arguments.accumulate, compiler)
+    options = Options(cache, pause, arguments.device or "cpu", show, processes, compiler)
     try:
         with show:
             record = run(job, corpus, options)

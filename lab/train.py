@@ -64,7 +64,6 @@ class Options:
     device: str = "cpu"
     on_progress: Callable[[Progress], None] = lambda progress: None
     processes: Processes = field(default_factory=Processes)
-    accumulate: int = 1  # backward passes of a step, for a device that has no room for the whole batch
     compiler: str | None = None  # torch.compile's backend; None: not compiled
 
 
@@ -215,14 +214,11 @@ class Trainer:
     def _backward(self, batch: Batch) -> float:
         """Leave the gradients of the batch's loss, and return the share of this process in it."""
         mine, weight = self.processes.share(batch)
-        total = 0.0
-        for part, share in mine.split(self.options.accumulate):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.scale.autocast):
-                loss = self.model.loss(part.source, part.target_in, part.target_out, self.job.scale.smoothing)
-            loss = loss * (weight * share)
-            total += loss.item()
-            torch.autograd.backward(loss)
-        return total
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.scale.autocast):
+            loss = self.model.loss(mine.source, mine.target_in, mine.target_out, self.job.scale.smoothing)
+        loss = loss * weight
+        torch.autograd.backward(loss)
+        return float(loss.item())
 
     def _rate(self) -> float:
         """The step size of the step that is counted already; after the last step it falls to zero in a line."""

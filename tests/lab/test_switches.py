@@ -1,4 +1,4 @@
-"""How a run is computed changes nothing that it should not: passes, the compiler, 16-bit products, processes."""
+"""How a run is computed changes nothing that it should not: the compiler, 16-bit products, processes."""
 
 import inspect
 import json
@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 
 from lab import records
 from lab.__main__ import main
-from lab.batches import Batch, make_batch
+from lab.batches import Batch
 from lab.corpus import Corpus, generated_corpus
 from lab.decode import beam_search, translate
 from lab.presets import SCALES, Job
 from lab.train import Options, Trainer, run, run_folder
-from lab.vocabulary import END
 
 TINY = replace(SCALES["tiny"], steps=6, dev=0, test=0)
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,7 @@ def corpus() -> Corpus:
 
 
 def _trainer(corpus: Corpus, cache: Path, **changes: Any) -> Trainer:
-    options = Options(cache, **{key: changes.pop(key) for key in ("accumulate", "compiler") if key in changes})
+    options = Options(cache, **{key: changes.pop(key) for key in ("compiler",) if key in changes})
     return Trainer(Job("O", replace(TINY, **changes), False, corpus="generated"), corpus, options)
 
 
@@ -41,19 +40,6 @@ def _gradients(trainer: Trainer, batch: Batch) -> tuple[float, list[torch.Tensor
     trainer.model.train()
     loss = trainer._backward(batch)
     return loss, [p.grad for p in trainer.model.parameters() if p.grad is not None]
-
-
-@pytest.mark.parametrize("passes", [2, 3, 7])
-def test_a_step_in_several_passes_has_the_gradients_of_one(passes: int, corpus: Corpus, tmp_path: Path) -> None:
-    whole, parts = _trainer(corpus, tmp_path), _trainer(corpus, tmp_path, accumulate=passes)
-    # sentences of unequal length: a mean of means would be another loss
-    batch = make_batch([([4 + i, END], [5] * (3 * i + 1) + [END]) for i in range(5)])
-    loss, expected = _gradients(whole, batch)
-    found, gradients = _gradients(parts, batch)
-    assert found == pytest.approx(loss, rel=1e-6)
-    assert len(batch.split(passes)) == passes
-    for one, other in zip(expected, gradients, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
 
 
 def _losses(trainer: Trainer) -> list[float]:
@@ -110,7 +96,7 @@ def test_base_runs_end_to_end_from_files_with_every_switch(
     shape = replace(TINY.shape, dropout=0.1, inner_dropout=0.1)
     shrunk = replace(SCALES["base"], shape=shape, vocabulary=400, tokens=300, steps=20, branch=2, dev=30)
     monkeypatch.setitem(SCALES, "base", shrunk)
-    words = ["lab", "run", "--scale", "base", "--no-warmup", "--bfloat16", "--accumulate", "2", "--quiet"]
+    words = ["lab", "run", "--scale", "base", "--no-warmup", "--bfloat16", "--quiet"]
     monkeypatch.setattr(sys, "argv", [*words, "--device", "cpu", "--cache", str(tmp_path), *files])
     assert main() == 0
     (record,) = records.read(tmp_path / "records", "base")
@@ -120,12 +106,12 @@ def test_base_runs_end_to_end_from_files_with_every_switch(
 
 
 @pytest.mark.slow
-def test_two_processes_with_several_passes_train_as_one_process_does(corpus: Corpus, tmp_path: Path) -> None:
+def test_two_processes_train_as_one_process_does(corpus: Corpus, tmp_path: Path) -> None:
     scale = SCALES["tiny"]
     job = Job("O", scale, False, corpus="generated")
     whole = run(job, corpus, Options(tmp_path / "one"))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lab", "run"]
-    words += ["O", "--scale", "tiny", "--corpus", "generated", "--no-warmup", "--quiet", "--accumulate", "3"]
+    words += ["O", "--scale", "tiny", "--corpus", "generated", "--no-warmup", "--quiet"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     subprocess.run([*words, "--cache", str(tmp_path / "two")], cwd=ROOT, env=environment, check=True, timeout=300)
     record = json.loads((run_folder(job, tmp_path / "two") / "record.json").read_text())
