@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from adafactor import Adafactor, kernels
-from adafactor.core import bucket, sums
+from adafactor.core import sums
 from adafactor.kernels import memory_order as memory_order
 
 BACKENDS = ("eager", "cpu", "triton")
@@ -59,11 +59,6 @@ def read_squares(optimizer: Adafactor, p: Tensor) -> bool:
 def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     """ΣX² as the last compiled step left it to the next; NaN if it must be read."""
     return float(job_of(optimizer, p)["x2_after"])
-
-
-def leave_out_guards(patch: pytest.MonkeyPatch) -> None:
-    """Do without torch's guards of many tensors, as if this torch had none."""
-    patch.setattr(bucket, "TensorGuards", None)
 
 
 def forget_walk_orders() -> None:

@@ -93,3 +93,11 @@ def test_a_rule_that_cannot_be_meant_is_refused(rules: Rules, message: str) -> N
 def test_rules_need_names() -> None:
     with pytest.raises(ValueError, match="model.named_parameters"):
         Adafactor(model().parameters(), rules={"head.*": {"lr": 1.0}})
+
+
+@pytest.mark.parametrize(
+    "rules", [{"": {"lr": 0.5}}, {"bias": None}, [("bias", {"lr": 1.0})], "bias", {1: {"lr": 1.0}}], ids=str
+)
+def test_what_are_no_rules_is_refused_by_name(rules: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="rules"):
+        Adafactor(nn.Linear(4, 4).named_parameters(), rules=rules)

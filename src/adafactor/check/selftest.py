@@ -227,7 +227,7 @@ def grouped(params: Sequence[Tensor], keywords: Mapping[str, Any]) -> list[dict[
     others: dict[str, Any] = {"params": [], "rounding": rounding, "momentum_dtype": "float32"}
     for p in params:
         assert p.grad is not None
-        form = Form(type(p.grad), (p.grad.layout, p.grad.dtype, p.device, p.shape), False, False, p.grad.stride())
+        form = Form(type(p.grad), p.grad.dtype, p.shape, p.grad.stride())
         factoring = states.factoring_of(p, settings)
         state = states.new_state(p, factoring, settings, "")
         parameter = Parameter(p, p.detach(), state, factoring, settings, 0, "", 0, StepMetrics(), form=form)

@@ -43,18 +43,12 @@ EXACT_TYPES = {Tensor, torch.nn.Parameter}  # whose `data_ptr()` can be trusted;
 
 
 class Form(NamedTuple):
-    """What of a gradient must stay so that it need not be looked at again."""
+    """What a gradient looks like: the dtype and the stride are for backends."""
 
     type: type
-    meta: tuple[torch.layout, torch.dtype, torch.device, torch.Size]
-    is_negative: bool
-    is_zero: bool
+    dtype: torch.dtype
+    shape: torch.Size
     stride: tuple[int, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The gradient's dtype."""
-        return self.meta[1]
 
 
 @dataclass(eq=False)
@@ -76,7 +70,6 @@ class Parameter:
     metrics: StepMetrics
     shard: Shard | None = None
     form: Form | None = None  # of its last gradient; None: it never had one
-    overlaps: bool = False  # its memory is also another parameter's
     slices: list[Parameter] | None = None  # with `per_slice`, what steps in its place: views of it and its state
 
     @property
@@ -198,19 +191,10 @@ def check_finite(sums: Sequence[Sums]) -> None:
 
 
 def why_not_plain(parameter: Parameter) -> str | None:
-    """Why some memory is not what it seems, so that a compiled kernel must not use it; None if all of it is."""
-    if parameter.overlaps:
-        return "its memory is also another parameter's, so the two must be stepped one after the other"
+    """Why a compiled kernel must not use the memory of a parameter, its state or its gradient; None if it may."""
     for t in (parameter.x, *parameter.state.values()):
         if isinstance(t, Tensor) and type(t) not in EXACT_TYPES:
             return f"it is, or its state is, a {type(t).__name__}, a subclass of Tensor"
-        if isinstance(t, Tensor) and t.is_neg():
-            return "it is, or its state is, a view with the negative bit set"
-        if isinstance(t, Tensor) and t._is_zerotensor():
-            return "it is, or its state is, a zero tensor without memory"
-    form = parameter.gradient
-    if form.type not in EXACT_TYPES:
-        return f"its gradient is a {form.type.__name__}, a subclass of Tensor"
-    if form.is_negative or form.is_zero:
-        return "its gradient is a view with the negative bit set, or a zero tensor without memory"
+    if parameter.gradient.type not in EXACT_TYPES:
+        return f"its gradient is a {parameter.gradient.type.__name__}, a subclass of Tensor"
     return None

@@ -135,6 +135,8 @@ def entries_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
             raise ValueError(
                 f"group {i} has {len(names)} 'param_names' for {len(params)} 'params': edit both lists together"
             )
+        if len(set(params)) != len(params):
+            raise ValueError(f"group {i} has a parameter twice in its 'params'")
         for place, (p, name) in enumerate(zip(params, names, strict=True)):
             yield Entry(p, name, i, place, number)
             number += len(p) if group.get("per_slice") and is_stack(tuple(p.shape)) else 1

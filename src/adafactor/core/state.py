@@ -126,10 +126,10 @@ def check_gradient(p: Tensor, g: Tensor, name: str) -> None:
     """Refuse a gradient that does not belong to its parameter or cannot be computed with."""
     if dtensor.is_sharded(p) != dtensor.is_sharded(g):
         raise TypeError(f"{name} is a {type(p).__name__}, but its gradient a {type(g).__name__}: shard both or none")
-    if isinstance(g, torch.masked.MaskedTensor):
-        raise TypeError(f"the gradient of {name} is a MaskedTensor; use its data, e.g. p.grad = p.grad.to_tensor(0)")
     if g.layout != torch.strided:
         raise TypeError(f"the gradient of {name} is sparse ({g.layout}); make the layer dense (e.g. sparse=False)")
+    if g.device != p.device:
+        raise ValueError(f"{name} is on {p.device}, but its gradient on {g.device}: was one of them moved?")
     if g.shape != p.shape:
         raise ValueError(f"{name} of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: was it replaced?")
     if g.dtype not in FLOATS:

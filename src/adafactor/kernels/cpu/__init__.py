@@ -15,7 +15,7 @@ from adafactor.kernels.memory_order import MemoryOrder, find_memory_order
 
 def why_not(parameter: Parameter) -> str | None:
     """What is in the way of stepping this parameter; None if nothing is."""
-    if not parameter.x.is_cpu or parameter.gradient.meta[2].type != "cpu":
+    if not parameter.x.is_cpu:
         return f"it is on {parameter.x.device}"
     if reason := why_not_plain(parameter):
         return reason

@@ -45,8 +45,6 @@ def why_not(parameter: Parameter) -> str | None:
     x, form = parameter.x, parameter.gradient
     if x.device.type not in DEVICES and not (INTERPRETED and x.is_cpu):
         return f"it is on {x.device}"
-    if form.meta[2] != x.device:
-        return f"its gradient is on {form.meta[2]}"
     if reason := why_not_plain(parameter):
         return reason
     if not stored(x.dtype, form.dtype):
