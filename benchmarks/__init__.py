@@ -9,7 +9,6 @@
 | `measure` | seconds of a step, and the memory that it takes for its length |
 | `results` | what was measured, as JSON; the ratios that matter |
 | `tables` | tables for the terminal and Markdown, and the plots |
-| `gpu` | bytes that a step in Triton moves, counted without a GPU |
 
-A tool of this project's developers, no part of the package. `adafactor check --bench` is for users with a GPU.
+A tool of this project's developers, no part of the package.
 """

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from adafactor.check import timing
-
 COPIED = 128 << 20  # bytes of each buffer of a copy, at least; and four times the cache
 STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Freed memory goes back to the system at once. Otherwise what one step freed is still resident in the next, whose
@@ -88,7 +86,7 @@ class Card:
 
     def seconds(self, function: Callable[[], object], repeats: int = 1) -> float:
         """Take the time between two events in the queue of the device."""
-        return timing.seconds(self.module, self.device, function, repeats)
+        return device_seconds(self.module, self.device, function, repeats)
 
     def peak(self, function: Callable[[], object]) -> int:
         """Return the bytes that a call holds beyond those that are held now, as torch's allocator counts them."""
@@ -121,8 +119,42 @@ class Card:
 
 def find(name: str) -> Machine:
     """Return the machine of this name, as torch writes devices; a ValueError if there is no such device here."""
-    device = timing.find_device(name)
+    device = find_device(name)
     return Processor() if device.type == "cpu" else Card(device)
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of this name, with its number; a ValueError if there is no such device here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as wrong:
+        raise ValueError(f"--device {name} is not a device that torch knows") from wrong
+    if device.type == "cpu":
+        return device
+    if device.type not in ("cuda", "xpu"):
+        raise ValueError(f"--device {name}: there are cpu, cuda (also for ROCm) and xpu")
+    number, count = device.index or 0, torch.get_device_module(device).device_count()
+    if number >= count:
+        raise ValueError(
+            f"--device {name}: there is no {device.type} device here with number {number}; torch {torch.__version__} "
+            f"can use {count} of them"
+        )
+    return torch.device(device.type, number)
+
+
+def device_seconds(module: Any, device: torch.device, function: Callable[[], object], repeats: int = 1) -> float:
+    """Return the seconds of one call, between two events in the device's queue, which is empty before the first.
+
+    The events are those of torch's module for the device, or of a stand-in.
+    """
+    first, last = (module.Event(enable_timing=True) for _ in range(2))
+    module.synchronize(device)
+    first.record()
+    for _ in range(repeats):
+        function()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / repeats
 
 
 class Copy:

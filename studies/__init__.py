@@ -6,7 +6,7 @@
 | `plan` | docs/plan.md, planned against measured | `python -m studies.plan` |
 | `capacity` | docs/plan.md, the largest model in so much memory | `python -m studies.capacity` |
 | `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
-| `gpu_counts` | docs/gpu-verified.md, launches and bytes | `python -m studies.gpu_counts` |
+| `gpu_counts` | docs/gpu.md, launches | `python -m studies.gpu_counts` |
 | `front` | the picture in README.md | `python -m studies.front` |
 
 `results/epyc-2-cores.json` is what `python -m benchmarks` measured for docs/performance-tables.md, and

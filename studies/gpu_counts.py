@@ -1,4 +1,4 @@
-"""Launches, bytes and uploads of a step on a GPU, counted without one: the tables of docs/gpu-verified.md.
+"""Launches of a step on a GPU, counted without one: the table of docs/gpu.md.
 
 python -m studies.gpu_counts
 
@@ -10,11 +10,12 @@ elements an axis: how many there are depends on how many tensors there are, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,9 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
-from adafactor.check.timing import note_launches
 from adafactor.planning.models import Shape, gpt2, llama
-from benchmarks.gpu import moved
 from benchmarks.suites import resnet50
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
@@ -32,12 +31,11 @@ BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes, and how their tensors lie in memory."""
+    """The shapes of a model's tensors."""
 
     title: str
     shapes: tuple[Shape, ...]
     dtype: torch.dtype
-    channels_last: bool = False
 
     @property
     def parameters(self) -> int:
@@ -53,11 +51,8 @@ class Model:
         """Parameters with gradients; on a CPU their memory is never touched, so they may be larger than it."""
         params: list[Tensor] = []
         for shape in self.shapes if shapes is None else shapes:
-            last = self.channels_last and len(shape) == 4
-            form = torch.channels_last if last else torch.contiguous_format
-            x = torch.empty(shape, dtype=self.dtype, device=device, memory_format=form)
-            params.append(x.requires_grad_())
-            params[-1].grad = torch.empty_like(x)
+            params.append(torch.empty(shape, dtype=self.dtype, device=device).requires_grad_())
+            params[-1].grad = torch.empty_like(params[-1])
         return params
 
 
@@ -71,77 +66,46 @@ MODELS = {
     "gpt2": Model("GPT-2 small", tuple(gpt2()), FLOAT32),
     "gpt2-bfloat16": Model("GPT-2 small", tuple(gpt2()), BFLOAT16),
     "llama": Model("Llama 7B", tuple(llama(32, 4096, 11008, 4096, 32000, False)), BFLOAT16),
-    "resnet": Model("ResNet-50, channels last", tuple(resnet50()), FLOAT32, channels_last=True),
+    "resnet": Model("ResNet-50", tuple(resnet50()), FLOAT32),
     "lora": Model("LoRA of rank 16 on Llama 7B", tuple(lora()), BFLOAT16),
 }
 
 
-@dataclass(frozen=True)
-class Count:
-    """What a model's steps take of the Triton backend."""
+@contextmanager
+def note_launches() -> Iterator[list[str]]:
+    """Let the Triton backend prepare tensors on a CPU, and note the names of its kernels instead of running them."""
+    from adafactor.kernels import triton as backend
+    from adafactor.kernels.triton import plan, proof
+    from adafactor.kernels.triton.launch import Launch
 
-    kinds: int  # of tensors: dtypes, aligned or not
-    chunks: int
-    first_passes: int  # launches of it: for each chunk as many as there are ways to hold rows
-    first_step: int  # launches
-    step: int
-    uploads: int  # of a step whose gradients have moved
-    idle_uploads: int  # of one whose gradients are where they were
-    moved: dict[str, int]  # bytes, by launch
-    scratch: int  # bytes
-
-    @property
-    def bytes(self) -> int:
-        """Read and written in an ordinary step."""
-        return sum(size for name, size in self.moved.items() if name != "measure")
+    noted: list[str] = []
+    with replaced(
+        (backend, "INTERPRETED", True),
+        (Launch, "__call__", lambda launch, *given: noted.append(launch.kernel.__name__)),
+        (plan.Plan, "measure", lambda plan: None),  # which would read memory that nobody has touched
+        (proof, "LARGEST", -1),  # nothing is stepped twice
+    ):
+        yield noted
 
 
 @contextmanager
-def on_a_cpu() -> Iterator[None]:
-    """Let the backend prepare tensors on a CPU, as it does for Triton's interpreter; nothing may be launched."""
-    from adafactor.kernels import triton as backend
-
-    before, backend.INTERPRETED = backend.INTERPRETED, True
-    try:
+def replaced(*patches: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replace attributes for a while."""
+    with ExitStack() as stack:
+        for owner, name, value in patches:
+            stack.enter_context(patch.object(owner, name, value))
         yield
-    finally:
-        backend.INTERPRETED = before
 
 
 @cache
-def count(model: Model, **keywords: Any) -> Count:
-    """Take four steps that launch nothing, with these keywords of the optimizer."""
-    from adafactor.kernels.triton.executor import Executor
-
-    with on_a_cpu():
-        params = model.make()
-        optimizer = Adafactor(params, backend="triton", **keywords)
-        launches, uploads = [], []
-        for number in range(4):
-            if number == 3:
-                before = [p.grad for p in params]  # still held: the new ones must lie elsewhere
-                for p in params:
-                    p.grad = torch.empty_like(p)
-            with note_launches() as noted:
-                optimizer.step()
-            launches.append(len(noted))
-            works = optimizer._buckets.of[None].executors
-            found = [work for work in works if isinstance(work, Executor)]
-            uploads.append(sum(work.given.uploads + work.numbers.uploads for work in found))
-        del before
-    assert len(found) == len(works), "all of it is stepped by Triton"
-    tables = [work.table for work in found]
-    return Count(
-        len(works),
-        sum(len(table.chunks) for table in tables),
-        sum(len(chunk.units) for table in tables for chunk in table.chunks),
-        launches[0],
-        launches[2],
-        uploads[3] - uploads[2],
-        uploads[2] - uploads[1],
-        moved(found),
-        sum((t.scratch + t.vectors) * w.kind.stat.itemsize for w, t in zip(found, tables, strict=True)),
-    )
+def count(model: Model, **keywords: Any) -> int:
+    """Launches of a step that launches nothing, with these keywords of the optimizer."""
+    with note_launches() as noted:
+        optimizer = Adafactor(model.make(), backend="triton", **keywords)
+        optimizer.step()
+        noted.clear()
+        optimizer.step()
+    return len(noted)
 
 
 class Operations(TorchDispatchMode):
@@ -215,10 +179,7 @@ def fused_adamw(model: Model, tensors: int = 36, blocks: int = 320, chunk: int =
     return launches + -(-len(model.shapes) // 110)
 
 
-# ---- the tables
-
-ADAMW = {FLOAT32: 28, BFLOAT16: 14}  # bytes an element: g, p, m, v in, p, m, v out, all in one dtype
-FLOOR = {FLOAT32: 16, BFLOAT16: 8}  # G twice, X in and out
+# ---- the table
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -238,7 +199,7 @@ def launches() -> str:
         rows.append([
             model.label,
             f"{len(model.shapes)}",
-            f"**{ours.step}**",
+            f"{ours:,}",
             f"{fused_adamw(model)}",
             f"{eager(model):,}",
             f"{loop:,} and {waits:,} waits",
@@ -256,24 +217,7 @@ def launches() -> str:
     return table(heads, rows)
 
 
-def traffic() -> str:
-    """Tabulate the bytes that a step moves, and the scratch that it needs."""
-    rows = []
-    for model in MODELS.values():
-        ours = count(model)
-        size = model.parameters * model.dtype.itemsize
-        rows.append([
-            model.label,
-            f"{model.parameters / 1e6:,.1f} M",
-            f"**{ours.bytes / model.parameters:.2f}**",
-            f"{FLOOR[model.dtype]}",
-            f"{ADAMW[model.dtype]}",
-            f"{ours.scratch / 1e6:.1f} MB, {100 * ours.scratch / size:.1f} %",
-        ])  # fmt: skip
-    return table(["model", "parameters", "ours, Triton", "floor", "AdamW, fused", "scratch"], rows)
-
-
-TABLES = {"launches": launches, "traffic": traffic}
+TABLES = {"launches": launches}
 
 
 def main() -> None:

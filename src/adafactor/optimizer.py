@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ParamSpec, overload
 
 import torch
@@ -13,7 +13,6 @@ from torch.nn import Module
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from adafactor import kernels
-from adafactor.check import selftest_cache
 from adafactor.core import checkpoint, dtensor
 from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents
@@ -114,7 +113,7 @@ class Adafactor(Optimizer):
         fused: see `foreach`.
         backend: `"eager"` is eager PyTorch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
-            compiled one for the device where it can, on a GPU after a self-test (`adafactor check`), else `"eager"`.
+            compiled one on a CPU where it can, else `"eager"`, also on a GPU, which no one has run Triton's step on yet.
             Tensors of a subclass step in eager.
 
     Examples:
@@ -171,7 +170,7 @@ class Adafactor(Optimizer):
         self.backend = backend
         self._settings = CheckedGroups()
         before: Buckets | None = getattr(self, "_buckets", None)  # of an optimizer that a state is loaded into
-        self._buckets = Buckets(partial(kernels.prepare, doubt=_doubt), before)
+        self._buckets = Buckets(kernels.prepare, before)
         self._warned = self._fell_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -349,8 +348,3 @@ class Adafactor(Optimizer):
                 f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
                 "are as they were; report() counts such steps. (Shown once)"
             )
-
-
-def _doubt(backend: str, parameter: Parameter) -> str | None:
-    """Say why `"auto"` should not rely on a backend here: of Triton, what its self-test on this card has found."""
-    return selftest_cache.why_not_here(Adafactor, parameter) if backend == "triton" else None

@@ -12,18 +12,20 @@ collect_ignore_glob = [] if interpreter.IS_THERE else ["test_*.py"]
 
 @pytest.fixture(params=["in order", "backwards", "shuffled"])
 def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The order in which the programs of a launch run."""
+    """The order in which the programs of a launch run, along each axis of its grid."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    places: list[int] = []
+    places: list[list[int]] = []
     set_dim, set_index = builder.set_grid_dim, builder.set_grid_idx
     random = np.random.default_rng(0)
 
-    def dim(x: int, y: int, z: int) -> None:
-        kinds = {"in order": np.arange(x), "backwards": np.arange(x)[::-1], "shuffled": random.permutation(x)}
-        places[:] = kinds[request.param].tolist()
-        set_dim(x, y, z)
+    def dim(*sizes: int) -> None:
+        kinds = {"in order": np.arange, "backwards": lambda n: np.arange(n)[::-1], "shuffled": random.permutation}
+        places[:] = [kinds[request.param](size).tolist() for size in sizes]
+        set_dim(*sizes)
 
     monkeypatch.setattr(builder, "set_grid_dim", dim)
-    monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z: set_index(places[x], y, z))
+    monkeypatch.setattr(
+        builder, "set_grid_idx", lambda *at: set_index(*(place[i] for place, i in zip(places, at, strict=True)))
+    )
     yield request.param

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "short rows": [(70, 3), (37, 130), (16, 768), (600, 16)],
     "longer rows": [(9, 1040), (5, 2309)],
     "rows that take the larger programs": [(3, 4112), (2, 8208), (2, 4101)],
-    "rows that no program can hold": [(2, 16400), (3, 16403), (2, 35000)],
-    "stacks and convolutions": [(3, 20, 17), (6, 5, 3, 3), (2, 3, 4, 5, 6), (20, 2, 18)],
-    "kept whole": [(31,), (), (1, 23), (4099,), (33000,), (1,), (2, 1, 5)],
+    "rows that no program can hold": [(2, 16400), (2, 35000)],
+    "stacks and convolutions": [(3, 20, 17), (6, 5, 3, 3), (2, 3, 4, 5, 6)],
+    "kept whole": [(31,), (), (1, 23), (33001,), (1,), (2, 1, 5)],
 }
+SLOW = pytest.mark.slow
 
 
 def both(begin: list[Tensor], steps: int = 3, g_dtype: torch.dtype | None = None, **keywords: Any) -> float:
@@ -31,49 +33,33 @@ def both(begin: list[Tensor], steps: int = 3, g_dtype: torch.dtype | None = None
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_any_shape_is_stepped_as_plain_torch_does(shapes: list[tuple[int, ...]]) -> None:
-    assert both(starts(shapes), steps=1 if max(shapes[0][-1:], default=0) > 4000 else 2) < 3e-5
+    assert both(starts(shapes), steps=1 if max(shapes[0][-1:], default=0) > 4000 else 3) < 3e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("keywords", [{"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient"}], ids=str)
+@SLOW
 @pytest.mark.parametrize("factored", ["outer", "row", "column", False], ids=str)
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-def test_any_shape_with_any_estimator_and_momentum(
-    shapes: list[tuple[int, ...]], factored: str | bool, keywords: dict[str, Any]
-) -> None:
-    assert both(starts(shapes), factored=factored, weight_decay=0.1, **keywords) < 2e-5
-
-
-def test_long_rows_with_momentum_of_gradients() -> None:
-    assert both(starts([(3, 2064), (3, 70)]), beta1=0.9, momentum_of="gradient") < 1e-5
+def test_any_shape_with_any_estimator_and_momentum(shapes: list[tuple[int, ...]], factored: str | bool) -> None:
+    assert both(starts(shapes), factored=factored, weight_decay=0.1, beta1=0.9) < 3e-5
 
 
 def test_any_order_of_memory() -> None:
-    """Transposed, channels last, with gaps; and a gradient in another order than its parameter."""
+    """Transposed, channels last; and a gradient in another order than its parameter."""
     plain = starts([(20, 33), (8, 6, 3, 3), (24, 40), (12, 14)])
-    begin = [
-        plain[0].t(),
-        plain[1].to(memory_format=torch.channels_last),
-        plain[2].t().contiguous().t(),
-        plain[3],
-    ]
+    begin = [plain[0].t(), plain[1].to(memory_format=torch.channels_last), plain[2].t().contiguous().t(), plain[3]]
     grads = random_steps(begin, 2)
     for step in grads:
         other = step[3]
         assert other is not None
         step[3] = other.t().contiguous().t()
-    ours, optimizer = train(begin, grads)
+    ours, _ = train(begin, grads)
     theirs, _ = train(begin, grads, backend="eager")
     assert distance(ours, theirs, begin) < 1e-5
-    assert all(not record.skipped for record in optimizer.report())
 
 
-def test_gaps_between_rows() -> None:
-    wide = starts([(30, 64)])[0]
-    ends = []
+def test_gaps_between_rows_stay_as_they_are() -> None:
+    wide, ends = starts([(30, 64)])[0], []
     for backend in ("triton", "eager"):
-        from adafactor import Adafactor
-
         storage = wide.clone()
         p = storage[:, :40].requires_grad_()
         optimizer = Adafactor([p], backend=backend)
@@ -85,35 +71,65 @@ def test_gaps_between_rows() -> None:
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-7)
 
 
-TYPES = [
-    (torch.float32, torch.bfloat16),
-    (torch.bfloat16, torch.float32),
-    (torch.float16, torch.float16),
-    (torch.float64, torch.float32),
-    (torch.bfloat16, torch.bfloat16),
-]
-
-
-@pytest.mark.parametrize(("x", "g"), TYPES, ids=str)
+@pytest.mark.parametrize("x", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("g", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_any_pair_of_dtypes(x: torch.dtype, g: torch.dtype) -> None:
     """In 16 bits two results may round to neighbours: then they are one unit in the last place apart."""
-    begin = starts([(20, 33), (40, 16), (31,)], x)
-    grads = random_steps(begin, 2)
-    ours, _ = train(begin, [[t.to(g) for t in step if t is not None] for step in grads], lr=0.3, lr_decay=None)
-    theirs, _ = train(
-        begin, [[t.to(g) for t in step if t is not None] for step in grads], backend="eager", lr=0.3, lr_decay=None
-    )
+    begin = starts([(20, 33), (31,)], x)
+    grads = random_steps(begin, 2, g)
+    ours, _ = train(begin, grads, lr=0.3, lr_decay=None)
+    theirs, _ = train(begin, grads, backend="eager", lr=0.3, lr_decay=None)
     for a, b in zip(ours, theirs, strict=True):
-        unit = torch.finfo(x).eps * b.abs().double().clamp(min=1e-3)
-        apart = (a.double() - b.double()).abs() / unit
-        assert (
-            apart.max() <= (1.01 if x.itemsize == 2 else 40) and (apart > 0.01).double().mean() < 0.02 or x.itemsize > 2
-        )
+        units = (a.double() - b.double()).abs() / (torch.finfo(x).eps * b.abs().double().clamp(min=1e-3))
+        assert units.max() <= (1.01 if x.itemsize == 2 else 40)
+        assert x.itemsize > 2 or (units > 0.01).double().mean() < 0.02
 
 
-def test_rows_that_are_further_apart_than_32_bits_can_say_are_refused_by_name() -> None:
-    p = torch.ones(2, 16, requires_grad=True)
-    optimizer = Adafactor([p], backend="triton")
-    p.grad = torch.empty(2**32 + 16).as_strided((2, 16), (2**32, 1)).fill_(1.0)  # memory that is not touched costs none
-    with pytest.raises(ValueError, match="too far apart"):
+@pytest.mark.parametrize("of", ["update", "direction"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_every_momentum_in_every_format(of: str, dtype: str) -> None:
+    """Blocks that end within a row, a stack, whole blocks, V̂ kept whole, and what is too small for int8."""
+    begin = starts([(37, 130), (10, 700), (3, 11, 200), (16, 384), (31,)], torch.bfloat16)
+    grads = random_steps(begin, 3)
+    keywords: dict[str, Any] = {"beta1": 0.9, "momentum_of": of, "momentum_dtype": dtype, "rounding": "stochastic"}
+    for factored in ("outer", False):
+        ours, _ = train(begin, grads, factored=factored, **keywords)
+        theirs, _ = train(begin, grads, backend="eager", factored=factored, **keywords)
+        for a, b in zip(ours, theirs, strict=True):
+            unit = 2.02 * torch.finfo(torch.bfloat16).eps * b.double().abs()
+            assert ((a.double() - b.double()).abs() <= unit + 1e-6).all() and (a != b).double().mean() < 0.01
+
+
+REFUSED: dict[str, tuple[Callable[[], Tensor], dict[str, Any], str]] = {
+    "float64": (lambda: torch.ones(4, 3, dtype=torch.float64), {}, "no kernel for a torch.float64"),
+    "momentum of gradients": (lambda: torch.ones(4, 3), {"beta1": 0.9, "momentum_of": "gradient"}, "of gradients"),
+    "float16 at random": (lambda: torch.ones(4, 3).half(), {"rounding": "stochastic"}, "float16 at random"),
+    "blocks of convolutions": (lambda: torch.ones(32, 16, 3, 3), {"beta1": 0.9, "momentum_dtype": "int8"}, "128 elem"),
+    "gaps": (lambda: torch.ones(30, 64)[:, :40], {"factored": False}, "it has gaps in memory"),
+    "batch axes with gaps": (lambda: torch.ones(9, 5, 8, 6)[:, :3, :, :4], {"axes": (0, 2)}, "batch axes have gaps"),
+}
+
+
+@pytest.mark.parametrize(("make", "keywords", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_is_left_to_eager_is_refused_by_name(
+    make: Callable[[], Tensor], keywords: dict[str, Any], why: str
+) -> None:
+    p = make().requires_grad_()
+    optimizer = Adafactor([p], backend="triton", **keywords)
+    p.grad = torch.ones_like(p)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=why):
         optimizer.step()
+    assert torch.equal(p.detach(), before)
+
+
+def test_rows_may_be_further_apart_than_32_bits_can_say() -> None:
+    ends = []
+    for backend in ("triton", "eager"):
+        p = torch.linspace(0.5, 1, 32).view(2, 16).requires_grad_()
+        optimizer = Adafactor([p], backend=backend)
+        wide = torch.empty(2**32 + 16).as_strided((2, 16), (2**32, 1))  # memory that is not touched costs none
+        p.grad = wide.copy_(torch.linspace(-1, 2, 32).view(2, 16))
+        optimizer.step()
+        ends.append(p.detach())
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-7)

@@ -17,7 +17,6 @@ LAYERS = (
     ("core",),
     ("algorithm",),
     ("kernels", "distributed"),
-    ("check",),
     ("optimizer", "recipes", "schedules"),
     ("backward",),
     ("trainers", "record", "equations"),

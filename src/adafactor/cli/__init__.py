@@ -23,9 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "adafactor.migration.command",
         "Convert a checkpoint of another Adafactor or of AdamW into ours, or back.",
     ),
-    "check": ("adafactor.cli.check", "Check the step on this GPU, and time it with --bench."),
     "run": ("adafactor.cli.run", "Run a training script with this Adafactor in place of transformers'."),
-    "warm": ("adafactor.cli.warm", "Compile the step now, for CPUs or for a GPU, so that no training waits for it."),
 }
 EXAMPLES = {
     "plan": """
@@ -40,23 +38,12 @@ EXAMPLES = {
         adafactor migrate checkpoint-500 --in-place        # the folder of a Trainer
         adafactor migrate ours.pt theirs.pt --from adafactor --to torch
     """,
-    "check": """
-        adafactor check                                    # does the GPU compute the right steps?
-        adafactor check --bench --output result.json       # and how fast? Writes what to send with an issue
-    """,
     "run": """
         adafactor run train.py --optim adafactor           # also: accelerate launch -m adafactor run train.py
         adafactor run --set rounding=stochastic --step-in-backward -m trl.scripts.sft --optim adafactor
     """,
-    "warm": """
-        adafactor warm                                     # while a container image is built
-        adafactor warm --device sm_90 --dtype bfloat16 --model llama-8b    # for H100s, which need not be here
-    """,
 }
-BENCH_MOVED = (
-    "bench is now a tool of the repository: run `python -m benchmarks` in a checkout of it; "
-    "`adafactor check --bench` times the step on a GPU"
-)
+BENCH_MOVED = "bench is now a tool of the repository: run `python -m benchmarks` in a checkout of it"
 
 # what is printed instead where the output's encoding lacks a sign, as on Windows or in a pipe
 PLAIN = str.maketrans("█▓▒░▚▞·│─−–×…", "#%o:x/.|---x.") | str.maketrans("⁰²³⁹₂", "02392")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -21,14 +20,12 @@ PACKAGES = {
     "triton": ("Triton", (3, 6), "torch's build for GPUs, from 2.10 on,"),
 }
 COMPILED = tuple(PACKAGES)
-AUTO = {"cpu": "cpu", "cuda": "triton", "xpu": "triton"}  # for tensors on a device of this type, what "auto" takes
+# What "auto" takes for tensors on a device of this type; else eager PyTorch. CONTRIBUTING.md says when "cuda" comes in.
+AUTO = {"cpu": "cpu"}
 BACKENDS = ("auto", "eager", *COMPILED)
-Doubt = Callable[[str, Parameter], str | None]  # why "auto" should not rely on the backend of this name here
 
 
-def prepare(
-    parameters: list[Parameter], backend: str, doubt: Doubt | None = None
-) -> tuple[list[Executor], Fallback | None]:
+def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
     """Give every parameter to a backend; a backend that was asked for by name takes all or raises."""
     chosen: dict[str, list[Parameter]] = {}
     fallback: Fallback | None = None
@@ -38,8 +35,6 @@ def prepare(
             name = "eager"
         module = eager if name == "eager" else _find(name, required=backend != "auto")
         reason = module.why_not(parameter) if module is not None else None
-        if reason is None and module is not None and backend == "auto" and doubt is not None:
-            reason = doubt(name, parameter)
         if reason is not None and backend != "auto":
             raise ValueError(
                 f'backend="{backend}" cannot step {parameter.name} (shape {parameter.shape}): {reason}; "auto" can'

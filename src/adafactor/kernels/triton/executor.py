@@ -1,243 +1,181 @@
-"""Parameters of one kind on one device: their tables, and the launches of a step."""
+"""Parameters of one group on one device, one after the other: the verbs of the contract."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from adafactor.core import rounding
+from adafactor.core.contract import Executor as AnyExecutor
 from adafactor.core.contract import Gradients, Parameter, Sums
 from adafactor.core.settings import Settings
+from adafactor.core.sums import vector
+from adafactor.core.warn import warn
+from adafactor.kernels import eager
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import rates
-from adafactor.kernels.triton.between import conclude, factors, fold, totals
-from adafactor.kernels.triton.first_pass import first_pass
-from adafactor.kernels.triton.kind import SHARED_MEMORY, Kind
-from adafactor.kernels.triton.last_pass import last_pass
-from adafactor.kernels.triton.matrix import Memory
-from adafactor.kernels.triton.measure import begin_step, measure
-from adafactor.kernels.triton.shards import Shards
-from adafactor.kernels.triton.sizes import ALIGNMENT
-from adafactor.kernels.triton.table import Table
-from adafactor.kernels.triton.turns import compile_in_turns
-from adafactor.kernels.triton.upload import Upload, is_capturing
-
-LEAST_SCRATCH = 64 * 2**20  # bytes
-NOTHING = nullcontext()  # to be done round a launch
-
-
-@dataclass(eq=False)
-class Launch:
-    """A launch of a kernel, the same in every step."""
-
-    kernel: Any
-    programs: int
-    options: dict[str, Any]
-    numbers: tuple[int, ...] = ()
-    is_ragged: bool = False  # it is for gradients that are not aligned this time
-    is_new: bool = True  # what it launches may have to be compiled
-
-
-def launch(kernel: Any, programs: int, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-    """Run a kernel. All launches of this backend come through here."""
-    if programs:
-        kernel[(programs,)](*arguments, **options)
+from adafactor.kernels.triton.plan import Plan
+from adafactor.kernels.triton.proof import STEPS, Twin, candidates, trial_of
 
 
 class Executor:
-    """The tables of some parameters, made once and used for many steps."""
+    """The plans of some parameters, and a table of their scalars on the device."""
 
-    def __init__(self, parameters: list[Parameter], kind: Kind):
-        """Describe what does not change from step to step."""
-        self.kind, self.in_lockstep = kind, parameters[0].in_lockstep
-        self.device = parameters[0].x.device
-        most = max(LEAST_SCRATCH, sum(p.x.nbytes for p in parameters) // 100)
-        with torch.device("cpu"):  # whatever the default is
-            self.table = table = Table(parameters, kind, most)
-        self.parameters, self.sums = table.parameters, list[Sums]()
-        self.groups = sorted({parameter.group for parameter in parameters})
-        count = len(parameters)
-        self.notes = torch.zeros(count, f.NOTES, dtype=torch.float64, device=self.device)
-        self.notes[:, f.RMS_U : f.STEPS] = torch.nan  # no step has been taken
-        self.given = Upload((count, f.GIVEN), torch.int64, self.device)
-        self.numbers = Upload((max(self.groups) + 1, rates.NUMBERS.value), torch.float64, self.device)
-        self._shards = Shards(table, self.notes) if parameters[0].shard is not None else None
-        # the ranks of a shard find ΣX² together, in every step
-        self.must_measure = [p.settings.relative and self._shards is None for p in self.parameters]
-        self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
-        self._not_scaled = torch.tensor([1.0, 0.0], device=self.device)
-        self._lasting = {
-            "tensors_ptr": table.tensors,
-            "matrices_ptr": table.matrices,
-            "units_ptr": table.units,
-            "blocks_ptr": table.blocks,
-            "tiles_ptr": table.tiles,
-            "shares_ptr": table.shares,
-            "checks_ptr": table.checks,
-            "notes_ptr": self.notes,
-            "squares_ptr": torch.zeros(len(table.tiles), dtype=torch.float64, device=self.device),
-            "changes_ptr": torch.zeros(len(table.checks), dtype=torch.int32, device=self.device),
-        }
-        self._memory: Memory | None = None
-        self._present: list[bool] = []
+    def __init__(self, parameters: list[Parameter]):
+        """Prepare each of them."""
+        self.parameters, self.in_lockstep, self.sums = parameters, parameters[0].in_lockstep, list[Sums]()
+        self._device, self._steps = parameters[0].x.device, [p.state["step"] for p in parameters]
+        table = torch.zeros(len(parameters), f.FIELDS, dtype=torch.float64, device="cpu")
+        roots = [rounding.roots(p.settings.seed, p.number) for p in parameters]
+        table[:, f.ROOT1.value : f.ROOT2.value + 1] = torch.tensor(roots, dtype=torch.float64, device="cpu")
+        table[:, f.ALPHA.value : f.RMS_U.value + 1] = torch.nan  # no step has been taken
+        self._fields = table.to(self._device)
+        self._plans = [Plan(p, row) for p, row in zip(parameters, self._fields, strict=True)]
+        self._must_measure = [p.measures_x for p in parameters]
+        self._trials = [trial_of(plan.variant) for plan in self._plans]
+        self._eager: list[AnyExecutor] = []  # what steps in our place, once a step was wrong
+        if any(trial.is_wrong for trial in self._trials) and not self.in_lockstep:
+            self._eager = list(eager.prepare(parameters))
+        is_known = self.in_lockstep or bool(self._eager)
+        self._in_doubt = not is_known and any(trial.steps < STEPS for trial in self._trials)
         self._grads: Gradients = []
-        self._any_ragged = self._changed = self._has_new = False
-        card = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
-        self._room: int = getattr(card, "shared_memory_per_multiprocessor", SHARED_MEMORY)
-        self._moments = [*self._begin_step(), *self._first_passes()]
-        self._norms, self._apply = list[Launch](), self._last_passes()
-        if self._shards is not None:
-            options = kind.between()
-            self._norms = [Launch(factors, len(table.matrices), options), *self._last_passes(writes=False)]
-            self._norms.append(Launch(totals, count, options))
-            self._apply.insert(0, Launch(conclude, count, options))
-
-    # ---- the contract
+        self._settings: Sequence[Settings] = ()
+        self._has_stepped = self._has_new = False
 
     def begin(self, grads: Gradients, settings: Sequence[Settings], written: list[bool] | None) -> None:
-        """Take what is of this step: G, the settings of the groups; upload what has changed."""
-        self._changed = False
-        self._grads = grads  # kept until the launches are done
-        self._present = [g is not None for g in grads]
-        addresses = [0 if g is None else g.data_ptr() for g in grads]
-        self._any_ragged = self.kind.aligned and any(address % ALIGNMENT for address in addresses)
+        """Take the gradients; compute the rates where t is; measure what was written to."""
+        self._grads, self._settings, self._has_stepped = grads, settings, False
         if written is not None:  # ΣX² is of what was there before
-            self.must_measure = [
-                a or (b and p.settings.relative)
-                for a, b, p in zip(self.must_measure, written, self.parameters, strict=True)
-            ]
-        captured = self.parameters[0].metrics.captured  # lasts as long as the optimizer
-        own = settings[: len(self.numbers.there)]
+            known = zip(self._must_measure, written, self.parameters, strict=True)
+            self._must_measure = [a or (b and p.measures_x) for a, b, p in known]
         with self._on_device():
-            if is_capturing(self.device) and self not in captured:
-                captured.append(self)
-            self.given.set(list(zip(addresses, self.must_measure, strict=True)))
-            self.numbers.set([rates.row_of(s) for s in own])
-            for group in self.groups:
-                if isinstance(lr := own[group].lr, Tensor):
-                    self.numbers.there[group, rates.LR.value].copy_(lr.reshape(()), non_blocking=True)
+            self._keep_for_graphs()
+            rates = settings[self.parameters[0].group].rates(torch.stack(self._steps).double() + 1)
+            for column, rate in enumerate(rates):
+                self._fields[:, column] = rate
+            for plan, g, wanted in zip(self._plans, grads, self._must_measure, strict=True):
+                if wanted and g is not None:
+                    plan.measure()
 
     def step(self) -> None:
-        """Take a whole step."""
-        self.moments()
-        self.apply_()
+        """Take every parameter from G to X, so that the last pass finds in the cache what the first has read."""
+        self._has_stepped = self._has_new = True
+        with self._on_device():
+            done = self._prove() if self._in_doubt and not self._is_capturing() else ()
+            if self._eager:
+                self._step_in_eager(done)
+                return
+            for i, (plan, g) in enumerate(zip(self._plans, self._grads, strict=True)):
+                if g is not None and i not in done:
+                    plan.step(g)
 
     def moments(self) -> None:
-        """First pass, C, and all scalars; of a shard, what is here of the means. Nothing of X or the state changes."""
+        """Run the first pass of all, and hand over what other ranks have a share in."""
         with self._on_device():
-            self._memory = self._allocate()
-            self._launch(self._moments)
-        if self._shards is not None:
-            self.sums = self._shards.sums_of_moments(self._memory.wide_ptr, self._present)
-        elif self.in_lockstep:  # a bad gradient raises
-            taken = self.notes[:, f.TAKEN].unbind()
-            everyone = zip(self.parameters, self._present, taken, strict=True)
-            self.sums = [Sums(parameter, flag != 0) for parameter, is_here, flag in everyone if is_here]
+            for plan, g in self._present():
+                plan.moments(g)
+            plans = [plan for plan, _ in self._present()]
+            if plans:
+                flags = torch.stack([plan.probe() for plan in plans]).isfinite().unbind()
+                self.sums = [plan.sums(flag) for plan, flag in zip(plans, flags, strict=True)]
 
     def norms(self) -> None:
-        """Second pass of a shard: R and C from the completed means, ΣU² and ΣX² of what is here."""
-        assert self._shards is not None and self._memory is not None
+        """Find ΣU² and ΣX² of what is here of shards, from the completed means."""
         with self._on_device():
-            self._shards.note_moments(self.sums, self._memory.means_ptr)
-            self._launch(self._norms)
-            self._shards.read_norms(self.sums)
+            for (plan, _), one in zip(self._present(), self.sums, strict=True):
+                plan.complete(one)
+                one.u2, one.x2 = plan.norms()
 
     def apply_(self) -> None:
-        """Last pass; of a shard, with the scalars from the completed sums."""
+        """Run the last pass of all, of shards with the completed sums."""
+        self._has_stepped = self._has_new = True
         with self._on_device():
-            if self._shards is not None:
-                self._shards.note_norms(self.sums)
-            self._changed = self._has_new = True
-            self._launch(self._apply)
+            if self.parameters[0].shard is not None and self.sums:
+                self._note_sums()
+            for plan, g in self._present():
+                plan.apply_(g)
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
-        self._grads, self.sums, self._memory = [], [], None
-        if self._changed:
-            self.must_measure = [a and not b for a, b in zip(self.must_measure, self._present, strict=True)]
-            torch.autograd.graph.increment_version(self.writable)
+        if self._has_stepped:
+            self._must_measure = [a and g is None for a, g in zip(self._must_measure, self._grads, strict=True)]
+            torch.autograd.graph.increment_version([p.x for p in self.parameters if not p.x.is_inference()])
+        self._grads, self.sums = [], []
         return []
 
     def flush(self) -> None:
         """Hand the metrics of the steps since the last time to the parameters, without reading them."""
+        for executor in self._eager:
+            executor.flush()
         if not self._has_new:
             return
         self._has_new = False
-        notes = self.notes.clone()
-        self.notes[:, f.STEPS : f.SKIPPED + 1].zero_()
-        counts = notes[:, f.STEPS : f.SKIPPED + 1].long()
-        for i, parameter in enumerate(self.parameters):
-            beta2, rms_x, alpha, rms_u = (
-                notes[i, column] for column in (f.REPORTED_BETA2, f.RMS_X, f.REPORTED_ALPHA, f.RMS_U)
-            )
-            steps, clipped, skipped = counts[i].unbind()
-            parameter.metrics.add(beta2, rms_x if parameter.measures_x else None, alpha, rms_u, clipped, steps)
-            parameter.metrics.skipped = parameter.metrics.skipped + skipped
+        now = self._fields.clone()
+        self._fields[:, f.STEPS.value : f.SKIPPED.value + 1].zero_()
+        for p, row in zip(self.parameters, now, strict=True):
+            alpha, rms_x, rms_u, steps, clipped, skipped = row[f.ALPHA.value : f.SKIPPED.value + 1].unbind()
+            rms_x = rms_x if p.measures_x else None
+            p.metrics.add(row[f.BETA2.value], rms_x, alpha.abs(), rms_u, clipped.long(), steps.long())
+            p.metrics.skipped = p.metrics.skipped + skipped.long()
 
-    # ---- inside
+    def _prove(self) -> list[int]:
+        """Step a parameter of each unproven variant in eager PyTorch, too; return which, all rightly stepped now."""
+        present = [i for i, g in enumerate(self._grads) if g is not None]
+        chosen = candidates(self.parameters, self._trials, present)
+        for number, i in enumerate(chosen):
+            plan, g, trial = self._plans[i], self._grads[i], self._trials[i]
+            assert g is not None
+            if plan.parameter.measures_x:
+                plan.remeasure()
+            twin = Twin(plan.parameter, g, self._settings)
+            plan.step(g)
+            if problem := twin.compare(trial):
+                self._give_up(problem)
+                return chosen[: number + 1]
+        self._in_doubt = any(trial.steps < STEPS for trial in self._trials)
+        return chosen
 
-    def _allocate(self) -> Memory:
-        """Take what a step needs besides the state."""
-        table, stat, sharded = self.table, self.kind.stat, self._shards is not None
-        return Memory(
-            **self._lasting,
-            given_ptr=self.given.there,
-            numbers_ptr=self.numbers.there,
-            scaling_ptr=self._not_scaled,
-            vectors_ptr=self._empty(table.vectors, stat),
-            inverses_ptr=self._empty(table.vectors, stat),
-            scratch_ptr=self._empty(table.scratch, stat),
-            sums_ptr=self._empty(len(table.units) * f.SUMS, torch.float64),
-            energies_ptr=self._empty(len(table.tiles) if sharded else len(table.blocks), torch.float64),
-            means_ptr=self._empty(len(table.matrices), torch.float64),
-            wide_ptr=self._empty(table.vectors if sharded else 0, torch.float64),
+    def _give_up(self, problem: str) -> None:
+        """Leave all that is to come to eager PyTorch, and say so."""
+        card = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device
+        warn(
+            f"Triton's step was wrong on {card}, so eager PyTorch took it and takes those to come: {problem}. Please "
+            "report this line, with the versions of torch and Triton, as an issue."
         )
+        self._in_doubt, self._eager = False, list(eager.prepare(self.parameters))
 
-    def _begin_step(self) -> list[Launch]:
-        """Find the rates; where the step relies on ΣX², see to it that it is true."""
-        table, count, options, relies = self.table, len(self.parameters), self.kind.measure(), any(self.must_measure)
-        begin = Launch(begin_step, count + len(table.checks) * relies, options, (count,))
-        return [begin] + [Launch(measure, len(table.shares), options)] * relies
+    def _step_in_eager(self, done: Sequence[int]) -> None:
+        left = {p: g for i, (p, g) in enumerate(zip(self.parameters, self._grads, strict=True)) if i not in done}
+        for executor in self._eager:
+            executor.begin([left.get(p) for p in executor.parameters], self._settings, None)
+            executor.step()
+            executor.end()
 
-    def _first_passes(self) -> list[Launch]:
-        """Run the first pass over each chunk, and `fold`."""
-        launches, raw = [], self._shards is not None
-        for chunk in self.table.chunks:
-            for kind, is_ragged in self._variants():
-                for how, first, end in chunk.units:
-                    options = kind.first_pass(how, raw, self._room)
-                    launches.append(Launch(first_pass, end - first, options, (first, int(is_ragged)), is_ragged))
-            (first, end), (one, other) = chunk.blocks, chunk.tensors
-            numbers = first, end - first, one
-            launches.append(Launch(fold, end - first + other - one, self.kind.fold(raw), numbers))
-        return launches
+    def _note_sums(self) -> None:
+        """Put ΣU², ΣX² and whether G² is finite, of all ranks, where `conclude` looks for them."""
+        finite = vector([one.finite for one in self.sums], self._device)
+        u2 = vector([one.u2 for one in self.sums], self._device)
+        x2 = vector([0.0 if one.x2 is None else one.x2 for one in self.sums], self._device)
+        three = torch.stack([torch.where(finite > 0, 0.0, torch.nan), u2, x2], dim=1)
+        here = [plan.completed for plan, _ in self._present()]
+        torch._foreach_copy_(here, list(three.unbind()))
 
-    def _last_passes(self, writes: bool = True) -> list[Launch]:
-        """Run the last pass, or only find ΣU² and ΣX² of a shard."""
-        tiles = len(self.table.tiles)
-        return [Launch(last_pass, tiles, kind.last_pass(writes), (int(r),), r) for kind, r in self._variants()]
+    def _keep_for_graphs(self) -> None:
+        """Let what a captured graph reads with every replay last as long as the optimizer."""
+        captured = self.parameters[0].metrics.captured
+        if self._is_capturing() and self not in captured:
+            captured.append(self)
 
-    def _variants(self) -> list[tuple[Kind, bool]]:
-        """The kind; and its ragged like, which steps those tensors alone whose gradients are not aligned."""
-        return [(self.kind, False)] + [(self.kind.ragged, True)] * self.kind.aligned
+    def _is_capturing(self) -> bool:
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _launch(self, launches: Sequence[Launch]) -> None:
-        for one in launches:
-            if self._any_ragged or not one.is_ragged:
-                with compile_in_turns() if one.is_new else NOTHING:
-                    launch(one.kernel, one.programs, (self._memory, *one.numbers), one.options)
-                one.is_new = False
-
-    def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(max(count, 1), dtype=dtype, device=self.device)
+    def _present(self) -> Iterator[tuple[Plan, Tensor]]:
+        return ((plan, g) for plan, g in zip(self._plans, self._grads, strict=True) if g is not None)
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Make the device current: kernels are launched there."""
-        if self.device.type == "cpu":
-            return NOTHING
-        context: AbstractContextManager[Any] = torch.get_device_module(self.device).device(self.device)
-        return context
+        is_host = self._device.type == "cpu"
+        return nullcontext() if is_host else torch.get_device_module(self._device).device(self._device)

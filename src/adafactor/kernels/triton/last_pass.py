@@ -1,4 +1,8 @@
-"""The last pass: X, and what is kept of G: R, C, V̂ and the momentum. Also ΣX², which the next step relies on."""
+"""The last pass reads G again, and reads and writes X; R and C, or V̂, and the momentum go into the state.
+
+A program has a tile of `groups`·ROWS rows and LINE columns, ROWS rows at a time. If FLAT, the tensor is unfactored and
+taken as it lies in memory: m elements in lines of LINE, the last of which may be shorter.
+"""
 
 from __future__ import annotations
 
@@ -6,91 +10,145 @@ import triton
 import triton.language as tl
 
 from adafactor.kernels.triton import fields as f
-from adafactor.kernels.triton import rates, sizes
-from adafactor.kernels.triton.elements import at_least, differs, divide, root, total
-from adafactor.kernels.triton.matrix import is_stepped, look_up
-from adafactor.kernels.triton.tile import LINE, LINES, NORMS, STEP, visit_any
+from adafactor.kernels.triton.elements import (
+    BLOCK,
+    full_average,
+    load,
+    mix,
+    multiply_blocks,
+    narrow,
+    random_words,
+    remainder,
+    to_bfloat16,
+    to_int8,
+)
 
 
 @triton.jit
-def copy(factor, first, end):
-    """Take new numbers of R or C into the state."""
-    for i in range(first, end, LINE):
-        offsets = i + tl.arange(0, LINE)
-        value = tl.load(factor.new_ptr + offsets, mask=offsets < end, other=0.0)
-        tl.store(factor.state_ptr + offsets.to(tl.int64) * factor.stride, value, mask=offsets < end)
+def average_momentum(u, m_ptr, offsets, mask, scale_ptr, scale_strides, rows, first_col, n, m, w1, words):
+    """Average U into the momentum and return it; what the state keeps of it may be rounded."""
+    old = load(m_ptr + offsets, mask)
+    if scale_ptr is not None:
+        blocks = first_col // BLOCK + tl.arange(0, u.shape[1] // BLOCK)
+        at = scale_ptr + (rows * scale_strides.row)[:, None] + blocks[None, :]
+        inside = (rows < n)[:, None] & (blocks * BLOCK < m)[None, :]
+        old = multiply_blocks(old, load(at, inside))
+    new = old + (u - old) * w1
+    stored = new
+    if scale_ptr is not None:
+        stored, scales = to_int8(new, words)
+        tl.store(at, scales, mask=inside)
+    elif m_ptr.dtype.element_ty == tl.bfloat16:
+        stored = to_bfloat16(new, words >> 16)
+    tl.store(m_ptr + offsets, stored, mask=mask)
+    return new
 
 
 @triton.jit
-def copy_factors(x, first, first_col, KIND: tl.constexpr):
-    """Take those numbers of R and C into the state that are of a tile on the edge of the matrix."""
-    if (x.row.end > 0) & (first_col == 0):
-        is_narrow = not KIND.IN_BLOCKS and x.m <= sizes.NARROW
-        end = tl.minimum(first + tl.where(is_narrow, LINES * (LINE // x.m), LINES), x.n)
-        copy(x.row, first, end.to(tl.int32))
-    if (x.col.end > 0) & (first == 0):
-        width = LINE // KIND.lanes * x.columns if KIND.lanes else LINE
-        end = tl.minimum(first_col + width, x.m)
-        copy(x.col, first_col, end.to(tl.int32))
+def subtract(u, x_ptr, compensation_ptr, offsets, mask, keep, words, RANDOM: tl.constexpr):
+    """Write X·keep − U, rounded; return it."""
+    old = load(x_ptr + offsets, mask)
+    if compensation_ptr is not None:
+        old = old + remainder(load(compensation_ptr + offsets, mask), old, x_ptr.dtype.element_ty)
+    exact = old * keep - u
+    new = to_bfloat16(exact, words) if RANDOM else narrow(exact, x_ptr.dtype.element_ty)
+    tl.store(x_ptr + offsets, new, mask=mask)
+    value = new.to(tl.float32)
+    if compensation_ptr is not None:
+        lost = tl.where(tl.abs(value) < float("inf"), exact - value, 0.0)
+        tl.store(compensation_ptr + offsets, narrow(lost, x_ptr.dtype.element_ty), mask=mask)
+    return value
+
+
+@triton.jit(do_not_specialize=["n", "groups", "tiles", "lines"])
+def squares(
+    x_ptr, x2_ptr, n, m, groups, tiles, lines, x_strides, FLAT: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr
+):
+    """Leave ΣX² of each tile as `last_pass` does, so that a loaded checkpoint continues with the same sums."""
+    above, cols = tl.program_id(0) // lines, tl.program_id(0) % lines * LINE + tl.arange(0, LINE)
+    own_ptr = x_ptr + (above // tiles).to(tl.int64) * x_strides.stack
+    x2 = tl.zeros((ROWS, LINE), tl.float32)
+    for i in range(0, groups):
+        rows = ((above % tiles * groups + i) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        offsets = (rows * x_strides.row)[:, None] + (cols * x_strides.col)[None, :]
+        value = load(own_ptr + offsets, offsets < m if FLAT else (rows < n)[:, None] & (cols < m)[None, :])
+        x2 = tl.fma(value, value, x2)
+    tl.store(x2_ptr + tl.program_id(0), tl.sum(tl.sum(x2.to(tl.float64), 1), 0))
 
 
 @triton.jit
-def clip_divisor(memory, x, KIND: tl.constexpr):
-    """RMS(U) and max(1, RMS(U)/d); in single precision where that is what is kept: doubles are slow on many cards."""
-    blocks = tl.load(x.tensor_ptr + f.BLOCKS).to(tl.int32)
-    u2 = tl.load(x.note_ptr + f.U2) + total(memory.energies_ptr + tl.load(x.tensor_ptr + f.FIRST_BLOCK), blocks, 1)
-    mean, clip = u2 * (1.0 / tl.load(x.tensor_ptr + f.COUNT).to(tl.float64)), tl.load(x.group_ptr + rates.CLIP)
-    large = mean > 1e30  # beyond it, the root of the mean is taken in two parts
-    rms = root((mean * tl.where(large, 2.0**-120, 1.0)).to(KIND.STAT)) * tl.where(large, 2.0**60, 1.0).to(KIND.STAT)
-    divisor = tl.where(clip > 0, at_least(1.0, divide(rms, tl.where(clip > 0, clip, 1.0).to(KIND.STAT))), 1.0)
-    return rms, divisor
+def keys(fields_ptr, step_ptr):
+    """Make the two keys of this step's random words."""
+    t, zero = tl.load(step_ptr).to(tl.int64).to(tl.uint32), tl.full((), 0, tl.uint32)
+    key1 = mix(t ^ tl.load(fields_ptr + f.ROOT1).to(tl.int64).to(tl.uint32), zero)
+    return key1, mix(t ^ tl.load(fields_ptr + f.ROOT2).to(tl.int64).to(tl.uint32), zero)
 
 
-@triton.jit
-def report(x, rms_u, divisor):
-    """Count a step, and leave what `report()` says of it."""
-    step_ptr = tl.load(x.tensor_ptr + f.STEP).to(tl.pointer_type(tl.float32))
-    t, steps, clipped = tl.load(step_ptr), tl.load(x.note_ptr + f.STEPS), tl.load(x.note_ptr + f.CLIPPED)
-    tl.debug_barrier()  # every thread has read what is written now
-    tl.store(step_ptr, t + 1.0)
-    tl.store(x.note_ptr + f.STEPS, steps + 1.0)
-    tl.store(x.note_ptr + f.CLIPPED, clipped + tl.where(divisor > 1.0, 1.0, 0.0))
-    tl.store(x.note_ptr + f.RMS_U, rms_u.to(tl.float64))
-    tl.store(x.note_ptr + f.REPORTED_ALPHA, tl.abs(tl.load(x.note_ptr + f.ALPHA)))
-    tl.store(x.note_ptr + f.RMS_X, tl.sqrt(tl.load(x.note_ptr + f.X2) / tl.load(x.tensor_ptr + f.COUNT).to(tl.float64)))
-    tl.store(x.note_ptr + f.REPORTED_BETA2, tl.load(x.note_ptr + f.BETA2))
-
-
-@triton.jit(do_not_specialize=["only_ragged"])
-def last_pass(memory, only_ragged, KIND: tl.constexpr, WRITES: tl.constexpr):
-    """Run a program for each tile. Without WRITES it leaves a shard's ΣU² and ΣX² of the tile, and nothing else."""
-    number = tl.program_id(0).to(tl.int64)
-    tile_ptr, squares_ptr = memory.tiles_ptr + 3 * number, memory.squares_ptr + number
-    place = tl.load(tile_ptr).to(tl.int64)
-    if is_stepped(memory, place, only_ragged, KIND):
-        x = look_up(memory, place, KIND)
-        taken, is_first = tl.load(x.note_ptr + f.TAKEN), number == tl.load(x.tensor_ptr + f.FIRST_TILE)
-        first, first_col = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
-        scale = tl.full((), 1.0, KIND.STAT)
-        if WRITES:
-            rms_u, divisor = clip_divisor(memory, x, KIND)
-            scale = divide(scale if KIND.OF_DIRECTION else x.alpha, divisor)
-        if not WRITES:
-            u2, x2 = visit_any(x, scale, first, first_col, KIND, NORMS)
-            tl.store(memory.energies_ptr + number, u2)
-            tl.store(squares_ptr, x2)
-        elif taken > 0:
-            if is_first:
-                report(x, rms_u, divisor)
-            copy_factors(x, first, first_col, KIND)
-            if KIND.lanes:
-                for i in range(1, x.matrices):
-                    copy_factors(look_up(memory, place + i, KIND), first, first_col, KIND)
-            before, after = visit_any(x, scale, first, first_col, KIND, STEP)
-            known = tl.load(squares_ptr)
-            tl.debug_barrier()  # every thread has read what is written now
-            tl.store(squares_ptr, tl.where(differs(before, known), float("nan"), after))  # NaN: to be measured
-        elif is_first & (taken == 0):
-            skipped = tl.load(x.note_ptr + f.SKIPPED)
-            tl.debug_barrier()
-            tl.store(x.note_ptr + f.SKIPPED, skipped + 1.0)
+@triton.jit(do_not_specialize=["n", "groups", "tiles", "lines", "row_strides", "col_strides", "scale_strides", "number",
+                               "number_strides"])  # fmt: skip
+def last_pass(
+    g_ptr, x_ptr, full_ptr, row_ptr, col_ptr, new_row_ptr, new_col_ptr, mean_row_ptr, momentum_ptr, scale_ptr,
+    compensation_ptr, x2_ptr, fields_ptr, step_ptr, n, m, groups, tiles, lines,
+    x_strides, g_strides, row_strides, col_strides, scale_strides, number, number_strides, eps1,
+    FLAT: tl.constexpr, AFTER: tl.constexpr, RANDOM: tl.constexpr, RANDOM_MOMENTUM: tl.constexpr,
+    ROWS: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
+    """Take a tile from G to X; the grid is matrices × tiles of rows × tiles of columns (`lines`)."""
+    if tl.load(fields_ptr + f.TAKEN) == 0:
+        return
+    above, first_col = tl.program_id(0) // lines, tl.program_id(0) % lines * LINE
+    matrix, tile = (
+        (above // tiles).to(tl.int64),
+        tiles - 1 - above % tiles,
+    )  # backwards: those are still in the cache
+    first, cols, lane = tile * groups * ROWS, first_col + tl.arange(0, LINE), tl.arange(0, ROWS)
+    scale, keep = tl.load(fields_ptr + f.SCALE).to(tl.float32), tl.load(fields_ptr + f.KEEP).to(tl.float32)
+    w1, w2 = tl.load(fields_ptr + f.W1).to(tl.float32), tl.load(fields_ptr + f.W2).to(tl.float32)
+    alpha = tl.load(fields_ptr + f.ALPHA).to(tl.float32)
+    if full_ptr is None:
+        scale = scale * tl.sqrt(tl.load(mean_row_ptr + matrix)).to(tl.float32)
+    c = tl.zeros((LINE,), tl.float32) + scale
+    if col_ptr is not None:
+        new_col = tl.load(new_col_ptr + matrix * m + cols, mask=cols < m, other=1.0)
+        c = tl.rsqrt(new_col) * scale
+        own_col_ptr = col_ptr + matrix * col_strides.stack + cols.to(tl.int64) * col_strides.row
+        tl.store(own_col_ptr, new_col, mask=cols < tl.where(first == 0, m, 0))
+    if RANDOM or RANDOM_MOMENTUM:
+        key1, key2 = keys(fields_ptr, step_ptr)
+        start = number + matrix * number_strides.stack + first_col.to(tl.int64) * number_strides.col
+        ahead = (tl.arange(0, LINE) * number_strides.col).to(tl.uint32)
+    x_ptr, g_ptr = x_ptr + matrix * x_strides.stack, g_ptr + matrix * g_strides.stack
+    if momentum_ptr is not None:
+        momentum_ptr += matrix * x_strides.stack
+    if scale_ptr is not None:
+        scale_ptr += matrix * scale_strides.stack
+    if compensation_ptr is not None:
+        compensation_ptr += matrix * x_strides.stack
+    x2 = tl.zeros((ROWS, LINE), tl.float32)
+    for i in range(0, groups):
+        rows = (first + i * ROWS + lane).to(tl.int64)
+        offsets = (rows * x_strides.row)[:, None] + (cols * x_strides.col)[None, :]
+        mask = offsets < m if FLAT else (rows < n)[:, None] & (cols < m)[None, :]
+        u = load(g_ptr + (rows * g_strides.row)[:, None] + (cols * g_strides.col)[None, :], mask)
+        if full_ptr is not None:
+            v = full_average(full_ptr, offsets, mask, u, eps1, w2)
+            u = u * tl.rsqrt(v)
+            tl.store(full_ptr + offsets, v, mask=mask)
+        if row_ptr is not None:
+            new_row = tl.load(new_row_ptr + matrix * n + rows, mask=rows < n, other=1.0)
+            u = u * tl.rsqrt(new_row)[:, None]
+            own_row_ptr = row_ptr + matrix * row_strides.stack + rows * row_strides.row
+            tl.store(own_row_ptr, new_row, mask=rows < tl.where(first_col == 0, n, 0))
+        u, words = u * c[None, :], None
+        if RANDOM or RANDOM_MOMENTUM:
+            words = random_words((start + rows * number_strides.row)[:, None], ahead[None, :], key1, key2)
+        if momentum_ptr is not None:
+            u = average_momentum(
+                u, momentum_ptr, offsets, mask, scale_ptr, scale_strides, rows, first_col, n, m, w1, words
+            )
+            if AFTER:  # a momentum of the direction: αₜ comes after it
+                u = u * alpha
+        value = subtract(u, x_ptr, compensation_ptr, offsets, mask, keep, words, RANDOM)
+        x2 = tl.fma(value, value, x2)
+    place = (matrix * tiles + tile) * lines + first_col // LINE
+    tl.store(x2_ptr + place, tl.sum(tl.sum(x2.to(tl.float64), 1), 0))

@@ -1,0 +1,124 @@
+"""The first steps of each compiled variant are compared with eager PyTorch, and a wrong one is put right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from adafactor import Adafactor
+from adafactor.kernels.triton import executor, proof
+from adafactor.kernels.triton.plan import Plan
+from tests.interpreted.guarded import random_steps, starts
+
+SHAPES = [(24, 16), (40, 16), (33,)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known() -> Iterator[None]:
+    """As at the beginning of a process; and forget what was found here."""
+    proof.trial_of.cache_clear()
+    yield
+    proof.trial_of.cache_clear()
+
+
+def spoil(change: Callable[[Plan], object], patch: pytest.MonkeyPatch) -> None:
+    """Let every step of Triton's do one thing more."""
+    step = Plan.step
+
+    def wrong(plan: Plan, g: Tensor) -> None:
+        step(plan, g)
+        change(plan)
+
+    patch.setattr(Plan, "step", wrong)
+
+
+def train(backend: str, steps: int = 4, **keywords: object) -> list[Tensor]:
+    params = [p.requires_grad_() for p in starts(SHAPES)]
+    optimizer = Adafactor(params, backend=backend, **keywords)  # type: ignore[arg-type]
+    for step in random_steps(starts(SHAPES), steps):
+        for p, g in zip(params, step, strict=True):
+            p.grad = g
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
+def test_the_smallest_of_each_variant_is_copied_and_only_in_its_first_two_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    twin = executor.Twin.__init__
+
+    def note(self: executor.Twin, parameter: object, *rest: object) -> None:
+        seen.append(parameter.x.numel())  # type: ignore[attr-defined]
+        twin(self, parameter, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor.Twin, "__init__", note)
+    train("triton")
+    assert sorted(seen) == [33, 33, 24 * 16, 24 * 16]
+    train("triton")
+    assert len(seen) == 4
+
+
+def last_columns(plan: Plan) -> None:
+    plan.x.data.view(-1)[-1] += 1e-3
+
+
+def statistics(plan: Plan) -> None:
+    for key in ("row", "full"):
+        if key in plan.parameter.state:
+            plan.parameter.state[key].mul_(1.001)
+
+
+@pytest.mark.parametrize("change", [last_columns, statistics])
+def test_a_wrong_step_is_put_right_and_eager_goes_on_with_one_warning(
+    change: Callable[[Plan], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(change, monkeypatch)
+    with pytest.warns(RuntimeWarning, match="Triton's step was wrong on .*Please report") as told:
+        ours = train("triton")
+    assert len(told) == 1
+    for a, b in zip(ours, train("eager"), strict=True):
+        assert torch.equal(a, b)
+    params = [p.requires_grad_() for p in starts(SHAPES)]  # a second optimizer does not try again
+    optimizer = Adafactor(params, backend="triton")
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert [record.steps for record in optimizer.report()] == [1, 1, 1]
+
+
+def test_a_wrong_momentum_and_a_wrong_compensation_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, keywords in (
+        ("momentum", {"beta1": 0.9, "momentum_dtype": "bfloat16"}),
+        ("compensation", {"rounding": "kahan"}),
+    ):
+        dtype = torch.bfloat16 if key == "compensation" else torch.float32
+        p = starts([(24, 16)], dtype)[0].requires_grad_()
+        optimizer = Adafactor([p], backend="triton", **keywords)  # type: ignore[arg-type]
+        p.grad = torch.ones_like(p)
+        with monkeypatch.context() as patch:
+            buffer = next(v for k, v in optimizer.state[p].items() if k.startswith(key))
+            spoil(lambda plan, buffer=buffer: buffer.add_(0.02), patch)  # type: ignore[misc]
+            with pytest.warns(RuntimeWarning, match="Triton's step was wrong"):
+                optimizer.step()
+
+
+def test_a_step_that_is_skipped_proves_nothing() -> None:
+    p = starts([(24, 16)])[0].requires_grad_()
+    optimizer = Adafactor([p], backend="triton")
+    p.grad = torch.full_like(p, torch.nan)
+    optimizer.step()
+    (one,) = optimizer._buckets.of[None].executors
+    assert isinstance(one, executor.Executor) and one._in_doubt and one._trials[0].steps == 0
+
+
+def test_a_large_parameter_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "LARGEST", 100)
+    spoil(last_columns, monkeypatch)
+    p = starts([(24, 16)])[0].requires_grad_()
+    optimizer = Adafactor([p], backend="triton")
+    p.grad = torch.ones_like(p)
+    optimizer.step()  # and no warning
