@@ -113,7 +113,7 @@ class Adafactor(Optimizer):
         fused: see `foreach`.
         backend: `"eager"` is eager PyTorch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
             for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
-            compiled one on a CPU where it can, else `"eager"`, also on a GPU, which no one has run Triton's step on yet.
+            compiled one on a CPU where it can, else `"eager"`, also on a GPU: none has run Triton's step yet.
             Tensors of a subclass step in eager.
 
     Examples:

@@ -20,8 +20,14 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     random = np.random.default_rng(0)
 
     def dim(*sizes: int) -> None:
-        kinds = {"in order": np.arange, "backwards": lambda n: np.arange(n)[::-1], "shuffled": random.permutation}
-        places[:] = [kinds[request.param](size).tolist() for size in sizes]
+        for size in sizes:
+            kinds = {
+                "in order": np.arange(size),
+                "backwards": np.arange(size)[::-1],
+                "shuffled": random.permutation(size),
+            }
+            places.append(kinds[request.param].tolist())
+        del places[: -len(sizes)]
         set_dim(*sizes)
 
     monkeypatch.setattr(builder, "set_grid_dim", dim)
@@ -29,3 +35,14 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         builder, "set_grid_idx", lambda *at: set_index(*(place[i] for place, i in zip(places, at, strict=True)))
     )
     yield request.param
+
+
+@pytest.fixture
+def short_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no program hold more than 256 elements of a row, as of those of more than 16,384 elements."""
+    from adafactor.kernels.triton import layout
+
+    layout.tiling.cache_clear()
+    monkeypatch.setattr(layout, "ROW", 256)
+    yield
+    layout.tiling.cache_clear()

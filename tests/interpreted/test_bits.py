@@ -85,13 +85,13 @@ first_seen: dict[str, list[Tensor]] = {}
     [
         {},
         {"dtype": torch.bfloat16, "rounding": "stochastic"},
-        {"factored": False, "shapes": [(9, 3000)]},
-        {"shapes": [(3, 17000)]},
+        {"factored": False, "shapes": [(9, 2000)]},
+        {"shapes": [(3, 520)]},
         {"shapes": [(20, 640)], "beta1": 0.9, "momentum_dtype": "int8"},
     ],
     ids=str,
 )
-def test_programs_may_run_in_any_order(order: str, keywords: dict[str, object]) -> None:
+def test_programs_may_run_in_any_order(order: str, keywords: dict[str, object], short_rows: None) -> None:
     found = run(**keywords)  # type: ignore[arg-type]
     before = first_seen.setdefault(str(keywords), found)
     assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
@@ -122,7 +122,7 @@ def test_after_saving_and_loading_the_bits_are_the_same(dtype: torch.dtype) -> N
 
 
 def test_a_gradient_at_an_odd_address_takes_as_good_a_step() -> None:
-    for shape in ((48, 288), (2, 9008), (64,)):
+    for shape in ((48, 288), (64,)):
         begin = starts([shape])
         steps = random_steps(begin, 3)
         p = begin[0].clone().requires_grad_()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.kernels.triton import executor, proof
+from adafactor.kernels.triton import proof
+from adafactor.kernels.triton.executor import Executor
 from adafactor.kernels.triton.plan import Plan
 from tests.interpreted.guarded import random_steps, starts
 
@@ -49,13 +50,13 @@ def test_the_smallest_of_each_variant_is_copied_and_only_in_its_first_two_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    twin = executor.Twin.__init__
+    twin = proof.Twin.__init__
 
-    def note(self: executor.Twin, parameter: object, *rest: object) -> None:
+    def note(self: proof.Twin, parameter: object, *rest: object) -> None:
         seen.append(parameter.x.numel())  # type: ignore[attr-defined]
         twin(self, parameter, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(executor.Twin, "__init__", note)
+    monkeypatch.setattr(proof.Twin, "__init__", note)
     train("triton")
     assert sorted(seen) == [33, 33, 24 * 16, 24 * 16]
     train("triton")
@@ -97,7 +98,7 @@ def test_a_wrong_momentum_and_a_wrong_compensation_are_found(monkeypatch: pytest
     ):
         dtype = torch.bfloat16 if key == "compensation" else torch.float32
         p = starts([(24, 16)], dtype)[0].requires_grad_()
-        optimizer = Adafactor([p], backend="triton", **keywords)  # type: ignore[arg-type]
+        optimizer = Adafactor([p], backend="triton", **keywords)
         p.grad = torch.ones_like(p)
         with monkeypatch.context() as patch:
             buffer = next(v for k, v in optimizer.state[p].items() if k.startswith(key))
@@ -112,7 +113,7 @@ def test_a_step_that_is_skipped_proves_nothing() -> None:
     p.grad = torch.full_like(p, torch.nan)
     optimizer.step()
     (one,) = optimizer._buckets.of[None].executors
-    assert isinstance(one, executor.Executor) and one._in_doubt and one._trials[0].steps == 0
+    assert isinstance(one, Executor) and one._in_doubt and one._trials[0].steps == 0
 
 
 def test_a_large_parameter_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "short rows": [(70, 3), (37, 130), (16, 768), (600, 16)],
     "longer rows": [(9, 1040), (5, 2309)],
     "rows that take the larger programs": [(3, 4112), (2, 8208), (2, 4101)],
-    "rows that no program can hold": [(2, 16400), (2, 35000)],
     "stacks and convolutions": [(3, 20, 17), (6, 5, 3, 3), (2, 3, 4, 5, 6)],
     "kept whole": [(31,), (), (1, 23), (33001,), (1,), (2, 1, 5)],
 }
@@ -34,6 +33,15 @@ def both(begin: list[Tensor], steps: int = 3, g_dtype: torch.dtype | None = None
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_any_shape_is_stepped_as_plain_torch_does(shapes: list[tuple[int, ...]]) -> None:
     assert both(starts(shapes), steps=1 if max(shapes[0][-1:], default=0) > 4000 else 3) < 3e-5
+
+
+def test_rows_that_no_program_can_hold_are_divided(short_rows: None) -> None:
+    assert both(starts([(9, 260), (3, 20, 1000), (40, 300)])) < 3e-5
+
+
+@SLOW
+def test_rows_that_are_that_long() -> None:
+    assert both(starts([(2, 16400), (3, 16403), (2, 35000)]), steps=2) < 3e-5
 
 
 @SLOW
@@ -79,10 +87,12 @@ def test_any_pair_of_dtypes(x: torch.dtype, g: torch.dtype) -> None:
     grads = random_steps(begin, 2, g)
     ours, _ = train(begin, grads, lr=0.3, lr_decay=None)
     theirs, _ = train(begin, grads, backend="eager", lr=0.3, lr_decay=None)
+    if x == torch.float32:
+        assert distance(ours, theirs, begin) < 3e-5
+        return
     for a, b in zip(ours, theirs, strict=True):
         units = (a.double() - b.double()).abs() / (torch.finfo(x).eps * b.abs().double().clamp(min=1e-3))
-        assert units.max() <= (1.01 if x.itemsize == 2 else 40)
-        assert x.itemsize > 2 or (units > 0.01).double().mean() < 0.02
+        assert units.max() <= 1.01 and (units > 0.01).double().mean() < 0.02
 
 
 @pytest.mark.parametrize("of", ["update", "direction"])
@@ -105,7 +115,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], dict[str, Any], str]] = {
     "momentum of gradients": (lambda: torch.ones(4, 3), {"beta1": 0.9, "momentum_of": "gradient"}, "of gradients"),
     "float16 at random": (lambda: torch.ones(4, 3).half(), {"rounding": "stochastic"}, "float16 at random"),
     "blocks of convolutions": (lambda: torch.ones(32, 16, 3, 3), {"beta1": 0.9, "momentum_dtype": "int8"}, "128 elem"),
-    "gaps": (lambda: torch.ones(30, 64)[:, :40], {"factored": False}, "it has gaps in memory"),
+    "gaps": (lambda: torch.ones(30, 64)[:, :40], {"factored": False}, "another order in memory"),
     "batch axes with gaps": (lambda: torch.ones(9, 5, 8, 6)[:, :3, :, :4], {"axes": (0, 2)}, "batch axes have gaps"),
 }
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
 from adafactor import kernels
 from tests.attack.helpers import run_python
 from tests.kernels import needs
@@ -22,12 +19,3 @@ def test_without_the_interpreter_a_tensor_on_a_cpu_is_refused_by_name() -> None:
     assert (
         "cannot step weight" in (said := run_python("-c", code, TRITON_INTERPRET="0").stderr) and "it is on cpu" in said
     )
-
-
-@pytest.mark.parametrize("name", ["first_pass", "columns", "conclude", "last_pass", "full_sums", "small_step"])
-def test_no_kernel_is_longer_than_sixty_lines(name: str) -> None:
-    import inspect
-
-    from adafactor.kernels.triton import plan
-
-    assert len(inspect.getsource(getattr(plan, name).fn).splitlines()) < 67, torch.__version__

@@ -24,7 +24,7 @@ if knobs.runtime.interpret:
 from tests.kernels.triton_ahead import Call, calls, compiled, instructions, usage  # noqa: E402
 
 F32, BF16 = torch.float32, torch.bfloat16
-MOMENTUM = {"beta1": 0.9}
+MOMENTUM: dict[str, Any] = {"beta1": 0.9}
 CARDS = ("sm_80", "sm_90", "sm_100")
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 fitted = pytest.mark.skipif(VERSION < (3, 9), reason="registers and instructions were counted with Triton 3.9")
@@ -51,7 +51,7 @@ def named(found: list[Call]) -> dict[str, Call]:
 @pytest.mark.parametrize("name", LAST)
 def test_the_last_pass_keeps_its_registers_and_instructions(name: str, card: str) -> None:
     dtype, keywords, registers, most = LAST[name]
-    last = named(calls((256, 4096), dtype, **keywords))["last_pass"]
+    last = named(calls((256, 4096), dtype, keywords))["last_pass"]
     used = usage(last, card)
     assert used.spilled == 0 and used.registers <= registers and instructions(last, card) <= most
 
@@ -63,7 +63,7 @@ def test_the_last_pass_keeps_its_registers_and_instructions(name: str, card: str
 def test_the_first_pass_keeps_its_registers_and_instructions(
     width: int, most: float, dtype: torch.dtype, card: str
 ) -> None:
-    first = named(calls((256, width), dtype))["first_pass"]
+    first = named(calls((256, width), dtype, {}))["first_pass"]
     used = usage(first, card)
     assert used.spilled == 0 and used.registers <= 128 and instructions(first, card) <= most
     assert used.shared <= 99 * 1024  # the least that a card has
@@ -71,11 +71,12 @@ def test_the_first_pass_keeps_its_registers_and_instructions(
 
 def every() -> dict[str, list[Call]]:
     """The launches of tensors of every kind, also with gradients at odd addresses."""
-    found = {f"offset {offset}": calls((256, 4096), BF16, offset, rounding="stochastic") for offset in (0, 1)}
-    found |= {f"{width} columns": calls((16, width)) for width in (16, 768, 17000)}
-    found |= {f"a vector of {n}": calls((n,), **MOMENTUM) for n in (48, 2**20)}
+    found = {f"offset {offset}": calls((256, 4096), BF16, {"rounding": "stochastic"}, offset) for offset in (0, 1)}
+    found |= {f"{width} columns": calls((16, width), F32, {}) for width in (16, 768, 17000)}
+    found |= {f"a vector of {n}": calls((n,), F32, MOMENTUM) for n in (48, 2**20)}
     for estimator in ("row", "column", False):
-        found[f"factored={estimator}"] = calls((256, 512), factored=estimator, momentum_dtype="int8", **MOMENTUM)
+        keywords = {**MOMENTUM, "momentum_dtype": "int8", "factored": estimator}
+        found[f"factored={estimator}"] = calls((256, 512), F32, keywords)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels compiled ahead of time, on a machine without a GPU, with the arguments that they are launched with.
+"""The Triton kernels compiled without a GPU, for the arguments that they are launched with.
 
 Needs TRITON_INTERPRET=0: the interpreter takes the place of the compiler.
 """
@@ -56,7 +56,7 @@ class Call:
         return {name: value for name, value in named.items() if name.isupper()}
 
 
-def calls(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, offset: int = 0, **keywords: Any) -> list[Call]:
+def calls(shape: tuple[int, ...], dtype: torch.dtype, keywords: dict[str, Any], offset: int = 0) -> list[Call]:
     """The launches of a second step of one parameter, whose gradient may begin at an odd address; none is run."""
     noted: list[Call] = []
 

@@ -100,7 +100,7 @@ def _factored(parameter: Parameter, has_blocks: bool) -> Layout | str:
     """Let the factored axis of the smaller stride be the columns, whichever the paper calls so."""
     x, shape, f = parameter.x, tuple(parameter.x.shape), parameter.factoring
     assert isinstance(f, Factored)
-    p, q = sorted((f.row_axis, f.col_axis), key=lambda axis: (not has_blocks and -x.stride(axis), axis))
+    p, q = sorted((f.row_axis, f.col_axis), key=lambda axis: (0 if has_blocks else -x.stride()[axis], axis))
     others = tuple(axis for axis in range(x.dim()) if axis not in (p, q))
     names = ("row", "col") if p == f.row_axis else ("col", "row")
 

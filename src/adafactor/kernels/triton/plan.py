@@ -170,7 +170,7 @@ class Plan:
 
     def _plan_conclude(self, units: int, blocks: int) -> Launch:
         """Give it the sums of all units; of a shard the three numbers that the ranks complete."""
-        given = {"units": units, "blocks": blocks, "tiles": len(self.x2)}
+        given: dict[str, Any] = {"units": units, "blocks": blocks, "tiles": len(self.x2)}
         if self.parameter.shard is not None:
             row = self._fields
             ends = row[f.FINITE.value - f.PROBE.value :], row[f.U2.value :], row[f.X2.value :]
@@ -180,7 +180,7 @@ class Plan:
     def _row_means(self, g: Tensor) -> Tensor:
         """Return means of G² over rows that no program has to itself."""
         p, q = self.layout.axes
-        means = torch.linalg.vector_norm(g, dim=q, dtype=torch.float32).square() / self.layout.m
+        means: Tensor = torch.linalg.vector_norm(g, dim=q, dtype=torch.float32).square() / self.layout.m
         return means.movedim(p - (q < p), -1).contiguous()
 
     def _zeros(self, count: int) -> Tensor:
