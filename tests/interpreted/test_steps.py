@@ -78,8 +78,8 @@ def test_the_report_is_that_of_plain_torch() -> None:
                 assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-5), name
 
 
-@pytest.mark.parametrize("by", ["rho", "alpha", "lr", "constant", 0.05], ids=str)
-def test_weight_decay_by_anything(by: str | float) -> None:
+@pytest.mark.parametrize("by", ["rho", "alpha", "lr"], ids=str)
+def test_weight_decay_by_anything(by: str) -> None:
     begin = starts([(9, 20), (31,)])
     grads = random_steps(begin, 3)
     choices: list[dict[str, Any]] = [{}, {"relative": False, "maximize": True, "lr": 0.03}]
