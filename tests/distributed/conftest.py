@@ -1,23 +1,14 @@
-"""One launch for all quick checks on two ranks, and one for all checks on four."""
+"""What torch itself warns of in sharded runs is no failure of a test."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tests.distributed.launch import found
 
-MODULES = "placements rounding models faults hidden counted matrix slices momentum".split()
-
-
-@pytest.fixture(scope="session")
-def on_two() -> dict[str, Any]:
-    """What the checks found on two ranks."""
-    return found(MODULES, ranks=2, FAST="1")
-
-
-@pytest.fixture(scope="session")
-def on_four() -> dict[str, Any]:
-    """What the checks found on four ranks."""
-    return found(MODULES, ranks=4, seconds=1500)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the tests in this folder."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(r"ignore:::torch\..*"))

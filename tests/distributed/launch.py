@@ -1,15 +1,12 @@
-"""Runs a worker under torchrun, on gloo and a time limit, and reads back what it found."""
+"""Runs a program under torchrun, with a time limit."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600  # for a launch on a busy machine; a hang is a failure, not a wait
@@ -39,15 +36,3 @@ def torchrun(
             output, _ = process.communicate()
             raise TimeoutError(f"{words} took more than {seconds} s:\n{output[-4000:]}") from None
     return process.returncode, output
-
-
-def found(modules: list[str], ranks: int, seconds: float = SECONDS, **environment: str) -> dict[str, Any]:
-    """What the modules of `tests.distributed` found on so many ranks: a name and a result for each of their checks."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
-        words = ["-m", "tests.distributed.worker", str(path), *modules]
-        status, output = torchrun(words, ranks, seconds, environment)
-        crash = output.find("Fatal Python error")  # of a rank that crashed; the others only lose it
-        assert status == 0, output[crash:][:6000] if crash >= 0 else output[-6000:]
-        results: dict[str, Any] = json.loads(path.read_text())
-    return results

@@ -1,120 +1,173 @@
-"""Checkpoints move between shardings and numbers of ranks, and survive a killed run."""
+"""Checkpoints move between shardings and numbers of ranks, in every format of the momentum."""
 
 from __future__ import annotations
 
-import json
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
-from tests.distributed.launch import found, torchrun
+from adafactor import Adafactor
+from adafactor.core import dtensor
+from tests.distributed.nets import Net, assert_near, by_columns, copied, fsdp, made, tensor_parallel, train
+from tests.distributed.rig import line, square, whole
+from tests.distributed.test_models import both
+from tests.ranks import on_ranks
 
-LIMIT = {"float32": 1e-5, "bfloat16": 1e-2}
-
-
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_checkpoint_continues_under_another_sharding(ranks: int) -> None:
-    moves: dict[str, Any] = found(["checkpoints"], ranks)["checkpoints"]
-    assert len(moves) >= 5
-    for name, move in moves.items():
-        assert move["error"] < LIMIT[name.split(" | ")[0]], name
-        assert move.get("dtypes", ["torch.float32"]) == ["torch.float32"], name
-    one = moves["float32 | one device → FSDP2"]
-    assert one["same keys"] and one["and back"]
-
-
-def link(ranks: int, how: str, first: int, last: int, before: str, after: Path, **environment: str) -> int:
-    words = ["-m", "tests.distributed.checkpoints", how, str(first), str(last), before, str(after)]
-    status, output = torchrun(words, ranks, environment=environment)
-    assert status == 0 or "DIE" in environment, output[-6000:]
-    return status
-
-
-@pytest.mark.slow
-def test_a_run_moves_over_2_4_1_and_2_by_2_ranks_and_back(tmp_path: Path) -> None:
-    chain = [(2, "FSDP2"), (4, "FSDP2"), (1, "FSDP2"), (4, "FSDP2 × TP"), (2, "TP"), (2, "FSDP2")]
-    before = "-"
-    for step, (ranks, how) in enumerate(chain):
-        link(ranks, how, step, step + 1, before, tmp_path / str(step))
-        before = str(tmp_path / str(step))
-        assert json.loads((tmp_path / str(step) / "error.json").read_text()) < 1e-5, (ranks, how)
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_from_the_last_complete_checkpoint(tmp_path: Path) -> None:
-    link(2, "FSDP2", 0, 2, "-", tmp_path / "first")
-    assert link(2, "FSDP2", 2, 4, str(tmp_path / "first"), tmp_path / "second", DIE="1") != 0
-    assert not (tmp_path / "second" / ".metadata").exists(), "an incomplete checkpoint does not look complete"
-    link(2, "FSDP2", 2, 4, str(tmp_path / "first"), tmp_path / "second")
-    assert json.loads((tmp_path / "second" / "error.json").read_text()) < 1e-5
+FORMATS = pytest.mark.parametrize("momentum", ["float32", "bfloat16", "int8"])
+SHARDINGS: dict[str, Any] = {
+    "plain": lambda: lambda model: model,
+    "FSDP2": lambda: fsdp(line()),
+    "by columns": lambda: fsdp(line(), shard_placement_fn=by_columns),
+    "TP": lambda: tensor_parallel(line()),
+    "HSDP": lambda: fsdp(square()),
+    "FSDP2 × TP": lambda: both(square()),
+}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["dies", "sleeps"])
-def test_a_silent_rank_leaves_the_others_with_an_error_of_torch(how: str) -> None:
-    _, output = torchrun(["-m", "tests.distributed.silence", how], ranks=2)
-    line = next(line for line in output.splitlines() if "RAISED" in line)
-    assert "unchanged True" in line
-    assert "Timed out" in line or "Connection closed" in line or "timed out" in line.lower()
+def start(how: str, momentum: str = "float32", dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Adafactor]:
+    """A model under some sharding, large enough for int8 where that is asked for, and its optimizer."""
+    net = Net(True) if momentum == "float32" else Net(True, width=256, inner=512)
+    model = SHARDINGS[how]()(made(lambda: copied(net)[0], dtype))
+    return model, Adafactor(model.named_parameters(), beta1=0.9, lr=0.05, momentum_dtype=momentum)
 
 
-def lightning(ranks: int, steps: int, save: str = "-", load: str = "-", way: str = "after") -> list[float]:
-    status, output = torchrun(["-m", "tests.distributed.lightning_run", str(steps), save, load, way], ranks)
-    assert status == 0, output[-6000:]
-    losses: list[float] = json.loads(next(x for x in output.splitlines() if x.startswith("LOSSES ")).split(" ", 1)[1])
-    return losses
+def save(model: nn.Module, optimizer: Adafactor, folder: Path) -> None:
+    """Every rank its part."""
+    weights, state = get_state_dict(model, optimizer)
+    save_checkpoint({"model": weights, "optimizer": state}, checkpoint_id=str(folder))
 
 
-@pytest.mark.slow
-def test_lightning_resumes_with_fsdp_on_another_number_of_ranks_with_the_losses_of_an_uninterrupted_run(
-    tmp_path: Path,
+def load(model: nn.Module, optimizer: Adafactor, folder: Path) -> None:
+    """Every rank the part that it has now."""
+    weights, state = get_state_dict(model, optimizer)
+    load_checkpoint({"model": weights, "optimizer": state}, checkpoint_id=str(folder))
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+
+
+def spoil(model: nn.Module) -> None:
+    """Other weights, so that a load that does nothing is seen."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+
+
+def link(how: str, momentum: str, step: int, before: Path | None, after: Path) -> list[Tensor]:
+    """Load, take a step, save."""
+    model, optimizer = start(how, momentum)
+    if before is not None:
+        spoil(model)
+        load(model, optimizer, before)
+    end = train(model, optimizer, range(step, step + 1))
+    save(model, optimizer, after)
+    kept = {v.dtype for state in optimizer.state.values() for k, v in state.items() if k in ("row", "col", "full")}
+    assert kept == {torch.float64}
+    return end
+
+
+CHAIN = [(2, "FSDP2"), (4, "FSDP2"), (1, "plain"), (2, "TP"), (4, "FSDP2 × TP"), (2, "by columns"), (4, "HSDP")]
+
+
+@FORMATS
+def test_a_run_moves_over_2_4_and_1_ranks_and_every_sharding(momentum: str, tmp_path: Path) -> None:
+    """In float64, where no sum in another order moves a rounded momentum across a threshold."""
+    model, optimizer = start("plain", momentum)
+    _, starts = copied(model)
+    before = None
+    for step, (size, how) in enumerate(CHAIN):
+        after = tmp_path / str(step)
+        ends = on_ranks(size, link, how, momentum, step, before, after)
+        assert_near(ends[-1], train(model, optimizer, range(step, step + 1)), starts, 1e-11)
+        before = after
+
+
+@pytest.mark.parametrize(("momentum", "into"), [("int8", "bfloat16"), ("bfloat16", "int8")])
+def test_a_momentum_of_another_format_is_not_loaded_and_nothing_changes(
+    momentum: str, into: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("lightning")
-    folder = str(tmp_path / "saved.ckpt")
-    whole, first = lightning(2, 4), lightning(2, 2, save=folder)
-    assert first == whole[:2]
-    assert lightning(2, 4, load=folder) == whole[2:]
-    assert lightning(4, 4, load=folder) == pytest.approx(whole[2:], rel=1e-5)
-    assert lightning(2, 4, load=folder, way="inside") == whole[2:]
+    """Torch's loader knows nothing of formats; it misses the key."""
+
+    def check() -> None:
+        model, first = start("FSDP2", momentum)
+        second = Adafactor(model.named_parameters(), beta1=0.9, momentum_dtype=into)
+        save(model, first, tmp_path)
+        before = [whole(v) for state in second.state.values() for v in state.values()]
+        with pytest.raises((CheckpointException, RuntimeError), match="Missing key"):
+            load(model, second, tmp_path)
+        after = [whole(v) for state in second.state.values() for v in state.values()]
+        assert all(map(torch.equal, before, after))
+
+    on_ranks(2, check)
 
 
-def in_backward(folder: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
-    """The exit status of `tests.distributed.killed` on three ranks, and what the ranks that are left told."""
-    load = words[0] if words else "-"
-    status, output = torchrun(["-m", "tests.distributed.killed", str(folder), load, *words[1:]], ranks=3)
-    lines = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith(("RESULT ", "SURVIVOR "))]
-    assert lines, output[-6000:]
-    return status, sorted(map(json.loads, lines), key=str)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sharded": {},
+    "full": {"full_state_dict": True},
+    "flattened": {"flatten_optimizer_state_dict": True},
+    "without frozen ones": {"ignore_frozen_params": True},
+}
 
 
-@pytest.fixture(scope="module")
-def uninterrupted_in_backward(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    status, ranks = in_backward(tmp_path_factory.mktemp("whole"))
-    assert status == 0 and len(ranks) == 3
-    return ranks
+def assert_restored(momentum: str, broadcast: bool = False, **options: Any) -> None:
+    """A state that went through torch's functions with these options continues on the same bits."""
+    model, optimizer = start("FSDP2", momentum, torch.float32)
+    train(model, optimizer, range(2))
+    into = StateDictOptions(**options)
+    weights = copy.deepcopy(get_model_state_dict(model, options=into))
+    state = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=into))
+    if broadcast and dist.get_rank() > 0:
+        weights, state = {}, {}
+    other, resumed = start("FSDP2", momentum, torch.float32)
+    spoil(other)
+    out = StateDictOptions(**options, broadcast_from_rank0=broadcast)
+    set_model_state_dict(other, weights, options=out)
+    set_optimizer_state_dict(other, resumed, state, options=out)
+    ends = [train(m, o, range(2, 4)) for m, o in ((model, optimizer), (other, resumed))]
+    assert all(map(torch.equal, *ends))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["hook", "between"])
-@pytest.mark.parametrize("failure", ["killed", "stopped"])
-def test_a_rank_that_is_lost_inside_backward_leaves_errors_weights_of_whole_steps_and_an_exact_checkpoint(
-    failure: str, place: str, tmp_path: Path, uninterrupted_in_backward: list[dict[str, Any]]
-) -> None:
-    """Lost after the gradients of a block were reduced, or between the two reductions of its step."""
-    status, survivors = in_backward(tmp_path, "-", failure, place)
-    assert status != 0 and len(survivors) == 2
-    errors = {"killed": ("Connection closed", "Connection reset"), "stopped": ("Timed out",)}[failure]
-    for survivor in survivors:
-        assert any(error in survivor["raised"] for error in errors)
-        stepped = [name for name, keys in survivor["changed"].items() if "step" in keys]
-        assert len(stepped) == 6 and all(name.startswith("blocks.2.") for name in stepped)
-        for name, keys in survivor["changed"].items():
-            assert name in stepped and {"weight", "momentum_of_update"} < set(keys)
-        assert survivor["again"].startswith("RuntimeError: ")  # what is left cannot be taken for a step of the whole
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
-    status, resumed = in_backward(tmp_path, str(tmp_path / "2"))
-    assert status == 0
-    assert [rank["bits"] for rank in resumed] == [rank["bits"] for rank in uninterrupted_in_backward]
-    losses = sorted(rank["losses"][2:] for rank in uninterrupted_in_backward)
-    assert sorted(rank["losses"] for rank in resumed) == losses
+@FORMATS
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_state_continues_on_the_same_bits_through_every_option_of_torch(options: str, momentum: str) -> None:
+    """But `flatten_optimizer_state_dict` with `full_state_dict`, which torch cannot set for AdamW either."""
+    on_ranks(2, lambda: assert_restored(momentum, **OPTIONS[options]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_checkpoint_of_one_device_continues_sharded_and_comes_back(dtype: torch.dtype) -> None:
+    def check() -> None:
+        model, optimizer = start("plain", dtype=dtype)
+        train(model, optimizer, range(2))
+        sharded, resumed = start("FSDP2", dtype=dtype)
+        spoil(sharded)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
+        set_model_state_dict(sharded, model.state_dict(), options=options)
+        resumed.load_state_dict(optimizer.state_dict())
+        ours, theirs = resumed.state_dict()["state"], optimizer.state_dict()["state"]
+        assert {key: sorted(values) for key, values in ours.items()} == {k: sorted(v) for k, v in theirs.items()}
+        for values in resumed.state.values():
+            assert all(dtensor.is_sharded(value) for key, value in values.items() if key != "step")
+            assert all(value.dtype == torch.float32 for key, value in values.items() if key in ("row", "col", "full"))
+        back, again = start("plain", dtype=dtype)
+        again.load_state_dict(resumed.state_dict())
+        for p, q in zip(sharded.parameters(), back.parameters(), strict=True):
+            for key, value in resumed.state[p].items():
+                assert torch.equal(again.state[q][key], whole(value)), key
+
+    on_ranks(2, check)

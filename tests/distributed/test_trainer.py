@@ -50,7 +50,6 @@ def test_steps_inside_backward_end_on_the_same_bits_and_so_does_a_resumed_run(tm
     resumed = trained(2, "SHARDED_STATE_DICT", "inside", tmp_path / "resumed", str(tmp_path / "inside" / SAVED))
     for each in (inside, run, resumed):
         assert each["losses"] == after["losses"] and each["weights"] == after["weights"]
-        assert each["norms"] == pytest.approx(after["norms"], rel=1e-5)
         assert not any(each["bytes of gradients"])
     assert all(after["bytes of gradients"])
 
