@@ -49,8 +49,8 @@ def headline(records: list[Record]) -> list[str]:
     long, last = beside_adam(records, "long"), beside_adam(records, "long", "last")
     first = (
         f"In small models Adafactor without momentum or warm-up {ENDS[long.verdict]} Adam with both after 16,000 steps "
-        f"and a decay of the step size to zero (dev loss {_higher(long.loss, 3)}, {claims.count(long.loss.seeds)}), and is "
-        f"{behind(last.bleu, ' BLEU')} without the decay."
+        f"and a decay of the step size to zero (dev loss {_higher(long.loss, 3)}, {claims.count(long.loss.seeds)}), and "
+        f"is {behind(last.bleu, ' BLEU')} without the decay."
     )
     return [*[first] * bool(long.loss.seeds), *_short_runs(records), *_counted(judge_all(records))[:1]]
 
