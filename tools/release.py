@@ -1,10 +1,13 @@
-"""`make release`: build the sdist and the wheel, check what is in them, and try the wheel as a stranger would.
+"""`make release`: build what an index would hold, check what is in it, and try each as a stranger would.
 
-Nothing is uploaded. It needs `build` and `twine`, and an index to install torch from.
+An sdist; a wheel with the compiled core, for this platform and any Python; and one without, for every platform. Each
+is installed in a venv of its own where there is no compiler. Nothing is uploaded. It needs `build`, `twine`, a C++
+compiler, and an index to install torch from.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,11 +15,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from email.parser import Parser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+PURE = "py3-none-any"
+NO_COMPILER = {"CC": "no-compiler", "CXX": "no-compiler"}
 SMOKE = """
 import pathlib, torch, adafactor
 assert "site-packages" in adafactor.__file__, adafactor.__file__
@@ -25,7 +31,7 @@ assert (pathlib.Path(adafactor.__file__).parent / "py.typed").exists()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 x = torch.randn(64, 16)
-for backend in ("eager", "cpu"):
+for backend in {backends}:
     optimizer = adafactor.Adafactor(model.parameters(), backend=backend)
     losses = []
     for _ in range(30):
@@ -45,20 +51,28 @@ def main() -> int:
     check_version(version)
     shutil.rmtree(DIST, ignore_errors=True)
     call(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
+    [sdist], [compiled] = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
+    call(sys.executable, "-m", "build", "--wheel", "--outdir", str(DIST), str(ROOT), environment=NO_COMPILER)
+    [pure] = set(DIST.glob("*.whl")) - {compiled}
     call(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
-    [wheel], [sdist] = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
-    check_wheel(wheel, version)
+    check_wheel(compiled, version, is_pure=False)
+    check_wheel(pure, version, is_pure=True)
     check_sdist(sdist)
     with tempfile.TemporaryDirectory() as folder:
-        try_out(wheel, version, Path(folder))
-    print(f"{wheel.name} and {sdist.name} in {DIST} could be uploaded.")
+        for name, package, backends in (
+            ("compiled", compiled, ("eager", "cpu", "auto")),
+            ("pure", pure, ("eager",)),
+            ("sdist", sdist, ("eager",)),
+        ):
+            try_out(package, version, backends, Path(folder) / name)
+    print(f"{', '.join(path.name for path in (sdist, compiled, pure))} in {DIST} could be uploaded.")
     return 0
 
 
-def call(*command: str, cwd: Path | None = None) -> None:
+def call(*command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
     """Run a command and show what it says."""
     print("$", *command, flush=True)
-    subprocess.run(command, check=True, cwd=cwd)
+    subprocess.run(command, check=True, cwd=cwd, env={**os.environ, **(environment or {})})
 
 
 def demand(condition: bool, message: str) -> None:
@@ -75,14 +89,21 @@ def check_version(version: str) -> None:
     demand(bool(re.search(dated, (ROOT / "CHANGELOG.md").read_text(), re.M)), f"CHANGELOG.md has no dated {version}")
 
 
-def check_wheel(wheel: Path, version: str) -> None:
-    """The package, its licence, and nothing else."""
+def check_wheel(wheel: Path, version: str, is_pure: bool) -> None:
+    """The package, its libraries unless it is pure, its licence, and nothing else."""
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         metadata = Parser().parsestr(file.read(f"adafactor-{version}.dist-info/METADATA").decode())
-    demand(wheel.name == f"adafactor-{version}-py3-none-any.whl", f"{wheel.name} is not for every machine")
+    for_all = wheel.name == f"adafactor-{version}-{PURE}.whl"
+    demand(for_all == is_pure, f"{wheel.name} is {'' if for_all else 'not '}for every machine")
+    demand(wheel.name.startswith(f"adafactor-{version}-py3-none-"), f"{wheel.name} is not for every Python")
+    libraries = [
+        name for name in names if re.fullmatch(r"adafactor/kernels/cpu/libadafactor_\w+\.(so|dylib|dll)", name)
+    ]
+    demand(bool(libraries) != is_pure, f"{wheel.name} holds the libraries {libraries}")
     strange = [name for name in names if not name.startswith(("adafactor/", f"adafactor-{version}.dist-info/"))]
-    strange += [name for name in names if not re.search(r"\.(py|typed|txt)$|METADATA|RECORD|WHEEL|LICENSE", name)]
+    known = r"\.(py|typed|txt|h|cpp)$|METADATA|RECORD|WHEEL|LICENSE"
+    strange += [name for name in names if name not in libraries and not re.search(known, name)]
     demand(not strange, f"the wheel holds {strange}")
     package = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
     demand(package <= set(names), f"the wheel lacks {package - set(names)}")
@@ -113,19 +134,25 @@ def check_sdist(sdist: Path) -> None:
     demand(not strange, f"the sdist holds {strange[:5]}")
 
 
-def try_out(wheel: Path, version: str, folder: Path) -> None:
-    """Install the wheel in a venv of its own; run the README's code and a small training there."""
-    call(sys.executable, "-m", "venv", str(folder / "venv"))
-    python = str(folder / "venv" / "bin" / "python")
+def try_out(package: Path, version: str, backends: tuple[str, ...], folder: Path) -> None:
+    """Install it in a venv of its own without a compiler; run the README's code and a small training there."""
+    call(sys.executable, "-m", "venv", str(folder))
+    alone = {"PATH": str(folder / "bin"), **NO_COMPILER}
     constraints = str(ROOT / "constraints.txt")
-    call(python, "-m", "pip", "install", "--quiet", "-c", constraints, f"{wheel}[cpu]", cwd=folder)
+    call(
+        *(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", constraints, str(package)),
+        cwd=folder,
+        environment=alone,
+    )
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     demand(len(blocks) > 0, "the README has no code")
-    for number, code in enumerate([*blocks, SMOKE.format(version=version)]):
+    for number, code in enumerate([*blocks, SMOKE.format(version=version, backends=backends)]):
         script = folder / f"block{number}.py"
         script.write_text(code)
-        call(python, "-W", "error", script.name, cwd=folder)
-    call(str(folder / "venv" / "bin" / "adafactor"), "--version", cwd=folder)
+        # without its compiled part `auto` says once that it steps in eager PyTorch
+        errors = ("-W", "error") if "cpu" in backends else ()
+        call(str(folder / "bin" / "python"), *errors, script.name, cwd=folder, environment=alone)
+    call(str(folder / "bin" / "adafactor"), "--version", cwd=folder, environment=alone)
 
 
 if __name__ == "__main__":

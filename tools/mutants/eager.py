@@ -92,8 +92,8 @@ MUTATIONS = [
     (
         "momentum rounded to nearest",
         "core/update.py",
-        'random = self.random_words(at, m) if self.s.momentum_rounding == "stochastic" else None',
-        "random = None",
+        "self.random_words(at, m), self.skipped",
+        "torch.full_like(m, 2**31, dtype=torch.int64), self.skipped",
     ),
     ("int8 scale of 128 units", "core/momentum.py", "largest / MOST\n", "largest / (MOST + 1)\n"),
     (
