@@ -47,9 +47,10 @@ def beside_adam(records: list[Record], scale: str, way: str = "decayed", again: 
 def headline(records: list[Record]) -> list[str]:
     """Three sentences for the first pages: in long runs, in short ones, and the claims."""
     long, last = beside_adam(records, "long"), beside_adam(records, "long", "last")
+    seeds = claims.count(long.loss.seeds)
     first = (
         f"In small models Adafactor without momentum or warm-up {ENDS[long.verdict]} Adam with both after 16,000 steps "
-        f"and a decay of the step size to zero (dev loss {_higher(long.loss, 3)}, {claims.count(long.loss.seeds)}), and "
+        f"and a decay of the step size to zero (dev loss {_higher(long.loss, 3)}, {seeds}), and "
         f"is {behind(last.bleu, ' BLEU')} without the decay."
     )
     return [*[first] * bool(long.loss.seeds), *_short_runs(records), *_counted(judge_all(records))[:1]]
