@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from typing import Any
 
-from adafactor.planning.models import Shape, bert, build, gpt2, of_module, transformer
+import torch
+
+from adafactor.planning.models import Shape, gpt2, of_module, transformer
 
 LARGE = 30_000_000  # parameters from which a step cannot live in a cache
 
@@ -28,6 +34,14 @@ class Suite:
     def large(self) -> bool:
         """Whether memory bandwidth decides how long a step takes."""
         return self.parameters >= LARGE
+
+
+def bert(layers: int = 12, width: int = 256) -> list[Shape]:
+    """A small BERT with its biases and norms: 199 tensors, most of them tiny."""
+    d = width
+    attention: list[Shape] = [(d, d), (d,)] * 4  # query, key, value, output
+    layer = [*attention, (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,), (d,), (d,)]
+    return [(30522, d), (512, d), (2, d), (d,), (d,), *layer * layers, (d, d), (d,)]
 
 
 def resnet50() -> Iterator[Shape]:
@@ -86,3 +100,30 @@ def stack(name: str) -> Suite:
 def of_model(reference: str) -> Suite:
     """The shapes of the model that `module:function` returns."""
     return Suite(reference, reference, tuple(w.shape for w in of_module(reference, build(reference)).trained))
+
+
+def build(reference: str) -> torch.nn.Module:
+    """Build the model that `module:function` returns; its weights are not made where it can be helped."""
+    module, colon, function = reference.partition(":")
+    if not (module and colon and function):
+        raise ValueError(f"the model {reference!r} must be module:function")
+    if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
+        sys.path.insert(0, here)
+    try:
+        make = getattr(importlib.import_module(module), function, None)
+        model = _call(make) if callable(make) else None
+    except Exception as wrong:  # whatever a user's own file may raise
+        raise ValueError(f"{reference} raised {type(wrong).__name__}: {wrong}") from wrong
+    if not callable(make):
+        raise ValueError(f"{reference}: {module} has no function {function!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"{reference} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _call(make: Callable[[], Any]) -> Any:
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
+        return make()

@@ -3,7 +3,6 @@
 | module | page | command |
 |---|---|---|
 | `peers` | docs/paper.md, what other implementations do differently | `python -m studies.peers` |
-| `plan` | docs/plan.md, planned against measured | `python -m studies.plan` |
 | `capacity` | docs/plan.md, the largest model in so much memory | `python -m studies.capacity` |
 | `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
 | `gpu_counts` | docs/gpu.md, launches | `python -m studies.gpu_counts` |

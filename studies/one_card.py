@@ -83,8 +83,8 @@ def rows() -> Iterator[list[str]]:
     for name, (setting, rank) in ROWS.items():
         situation = Situation("cuda", lora=rank)
         found = [find(model).with_lora(rank) if rank else find(model) for model in models.values()]
-        totals = [line_of(model, setting, situation).whole.total for model in found]
-        yield [name, *(f"{total / 2**30:.1f}" for total in totals)]
+        counted = [line_of(model, setting, situation).bytes for model in found]
+        yield [name, *(f"{each.total / 2**30:.1f}" for each in counted if each is not None)]
     shapes = [[weight.shape for weight in find(model).weights] for model in models.values()]
     yield [GALORE, *(f"{galore(each) / 2**30:.1f}" for each in shapes)]
 

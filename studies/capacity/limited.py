@@ -13,9 +13,16 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:  # in the child, nothing is imported before the limit is set
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from adafactor.planning.memory import Setting
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 2  # with the state there from the first, the second has the full peak; then the loss once more
@@ -94,12 +101,11 @@ def _train(asked: dict[str, Any], told: dict[str, Any]) -> None:
     from adafactor.planning import SETTINGS
     from benchmarks.machine import cores, status
     from studies.capacity.gpt import GPT, LENGTH, VOCABULARY
-    from studies.plan import make
 
     torch.set_num_threads(cores())
     setting = SETTINGS[asked["key"]]
     model = GPT(asked["width"], setting.dtype)
-    optimizer = make(setting.key, list(model.parameters()), adamw="fused", backend="auto")
+    optimizer = _make(setting, list(model.parameters()))
     if isinstance(optimizer, torch.optim.AdamW):
         optimizer.param_groups[0]["lr"] = ADAMW_LR
     if setting.in_backward:
@@ -119,6 +125,23 @@ def _train(asked: dict[str, Any], told: dict[str, Any]) -> None:
     with torch.no_grad():
         told["losses"].append(model(tokens).item())
     told["peak_bytes"] = status("VmHWM")
+
+
+def _make(setting: Setting, params: Sequence[Tensor]) -> Optimizer:
+    """The optimizer of a setting."""
+    import torch
+
+    from adafactor import Adafactor
+
+    if setting.optimizer == "adafactor":
+        return Adafactor(params, **setting.keywords)
+    if setting.optimizer == "torch.optim.Adafactor":
+        return torch.optim.Adafactor(params)
+    if setting.optimizer == "transformers' Adafactor":
+        from transformers.optimization import Adafactor as TransformersAdafactor
+
+        return cast("Optimizer", TransformersAdafactor(params))
+    return torch.optim.AdamW(params, fused=True)
 
 
 if __name__ == "__main__":

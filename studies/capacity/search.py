@@ -18,7 +18,9 @@ STRIDE = 16  # of the widths that are tried
 
 def planned(key: str, width: int) -> int:
     """What the plan says of a GPT of that width."""
-    return plan(GPT(width, SETTINGS[key].dtype, "meta"), settings=[key], device="cpu").lines[0].whole.total
+    counted = plan(GPT(width, SETTINGS[key].dtype, "meta"), device="cpu").line(key).bytes
+    assert counted is not None
+    return counted.total
 
 
 def largest(fits: Callable[[int], bool], start: int, stride: int = STRIDE) -> int:

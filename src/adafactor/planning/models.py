@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import mode
-from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -39,7 +35,7 @@ class Weight:
     @property
     def part(self) -> Shape:
         """What the first device has of it, which is the most: FSDP2 divides the first axis; a scalar is copied."""
-        return largest_part(self.shape, self.devices) if self.shape else ()
+        return (-(-self.shape[0] // self.devices), *self.shape[1:]) if self.shape else ()
 
     @property
     def part_count(self) -> int:
@@ -113,19 +109,6 @@ class Model:
         return replace(self, weights=(*(replace(w, trainable=False) for w in self.weights), *adapters))
 
 
-def largest_part(shape: Shape, count: int, axis: int = 0) -> Shape:
-    """The shape of the largest of so many parts along an axis."""
-    return (*shape[:axis], -(-shape[axis] // count), *shape[axis + 1 :])
-
-
-def bert(layers: int = 12, width: int = 256) -> list[Shape]:
-    """A small BERT with its biases and norms: 199 tensors, most of them tiny."""
-    d = width
-    attention: list[Shape] = [(d, d), (d,)] * 4  # query, key, value, output
-    layer = [*attention, (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,), (d,), (d,)]
-    return [(30522, d), (512, d), (2, d), (d,), (d,), *layer * layers, (d, d), (d,)]
-
-
 def gpt2(layers: int = 12, width: int = 768) -> list[Shape]:
     """GPT-2, by default the small one: 148 tensors, 124 million parameters. The output layer is the embedding."""
     return [(50257, width), (1024, width), *transformer(layers, width), (width,), (width,)]
@@ -145,31 +128,12 @@ def llama(layers: int, width: int, inner: int, key: int, words: int, tied: bool)
     return shapes if tied else [*shapes, (words, width)]
 
 
-def t5(layers: int, width: int, inner: int, heads: int, key: int = 64) -> list[Shape]:
-    """The first T5; `key` is the width of one head, `layers` are those of the encoder and again of the decoder."""
-    matrices: list[Shape] = [*[(heads * key, width)] * 3, (width, heads * key)]
-    attention, biased = [*matrices, (width,)], [*matrices, (32, heads), (width,)]
-    forward: list[Shape] = [(inner, width), (width, inner), (width,)]
-    shapes: list[Shape] = [(32128, width)]
-    for more in ([], attention):  # the decoder looks at itself and at the encoder
-        # the first layer has the bias of relative positions, which all layers share
-        shapes += [*biased, *more, *forward, *[*attention, *more, *forward] * (layers - 1), (width,)]
-    return shapes
-
-
 # Llama 2: 7b, 13b; Llama 3: 8b, 70b; Llama 3.1: 405b; Llama 3.2: 1b, 3b. The first argument is the number of layers.
 PRESETS: dict[str, partial[list[Shape]]] = {
     "gpt2": partial(gpt2, 12, 768),
     "gpt2-medium": partial(gpt2, 24, 1024),
     "gpt2-large": partial(gpt2, 36, 1280),
     "gpt2-xl": partial(gpt2, 48, 1600),
-    "bert-base": partial(bert, 12, 768),
-    "bert-large": partial(bert, 24, 1024),
-    "t5-small": partial(t5, 6, 512, 2048, 8),
-    "t5-base": partial(t5, 12, 768, 3072, 12),
-    "t5-large": partial(t5, 24, 1024, 4096, 16),
-    "t5-3b": partial(t5, 24, 1024, 16384, 32, 128),
-    "t5-11b": partial(t5, 24, 1024, 65536, 128, 128),
     "llama-1b": partial(llama, 16, 2048, 8192, 512, 128256, True),
     "llama-3b": partial(llama, 28, 3072, 8192, 1024, 128256, True),
     "llama-7b": partial(llama, 32, 4096, 11008, 4096, 32000, False),
@@ -184,15 +148,14 @@ PRESETS: dict[str, partial[list[Shape]]] = {
 def _preset(name: str) -> Model:
     """A preset with its ties, in transformers' order; the first matrices are looked up, and the first may be tied."""
     build = PRESETS[name]
-    tables = {bert: 3, gpt2: 2}.get(build.func, 1)  # of words, positions and kinds of tokens
-    uses = 1 + bool(build.args[-1]) if build.func is llama else {bert: 1, gpt2: 2, t5: 3}[build.func]
+    tables = 2 if build.func is gpt2 else 1  # of words and positions
+    uses = 2 if build.func is gpt2 or build.args[-1] else 1
     weights = [Weight(shape, kind="table" if i < tables else "layer") for i, shape in enumerate(build())]
-    layers = build.args[0] * (2 if build.func is t5 else 1)
-    return Model(name, (replace(weights[0], uses=uses), *weights[1:]), layers=layers)
+    return Model(name, (replace(weights[0], uses=uses), *weights[1:]), layers=build.args[0])
 
 
 def find(model: torch.nn.Module | str | Path) -> Model:
-    """Describe a module, a preset's name, `module:function` or the path of a transformers `config.json`."""
+    """Describe a module, a preset's name, or the path of a transformers `config.json`."""
     if isinstance(model, torch.nn.Module):
         return of_module(type(model).__name__, model)
     if not isinstance(model, (str, Path)):
@@ -200,11 +163,12 @@ def find(model: torch.nn.Module | str | Path) -> Model:
     name = str(model)
     if name in PRESETS:
         return _preset(name)
-    if name.endswith(".json") or Path(name).exists():
-        return of_module(name, _build_config(Path(name)))
-    if ":" not in name:
-        raise ValueError(f"{name!r} must be module:function, the path of a config.json, or one of {', '.join(PRESETS)}")
-    return of_module(name, build(name))
+    if not Path(name).exists():
+        raise ValueError(
+            f"{name!r} must be the path of a transformers config.json, or one of {', '.join(PRESETS)}; "
+            "in Python, adafactor.plan takes a module of your own"
+        )
+    return of_module(name, _build_config(Path(name)))
 
 
 def of_module(name: str, module: torch.nn.Module) -> Model:
@@ -263,30 +227,3 @@ def _build_config(path: Path) -> torch.nn.Module:
         raise ValueError(f"{path}: transformers cannot build it: {type(wrong).__name__}: {wrong}") from wrong
     assert isinstance(model, torch.nn.Module)
     return model
-
-
-def build(reference: str) -> torch.nn.Module:
-    """Build the model that `module:function` returns; its weights are not made where it can be helped."""
-    module, colon, function = reference.partition(":")
-    if not (module and colon and function):
-        raise ValueError(f"the model {reference!r} must be module:function")
-    if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
-        sys.path.insert(0, here)
-    try:
-        make = getattr(importlib.import_module(module), function, None)
-        model = _call(make) if callable(make) else None
-    except Exception as wrong:  # whatever a user's own file may raise
-        raise ValueError(f"{reference} raised {type(wrong).__name__}: {wrong}") from wrong
-    if not callable(make):
-        raise ValueError(f"{reference}: {module} has no function {function!r}")
-    if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"{reference} returned {type(model).__name__}, not a torch.nn.Module")
-    return model
-
-
-def _call(make: Callable[[], Any]) -> Any:
-    try:
-        with torch.device("meta"):
-            return make()
-    except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
-        return make()

@@ -1,9 +1,7 @@
 """Twenty architectures of transformers and diffusers: what is factored of them, and what the state takes.
 
-python -m studies.zoo    # the table of docs/zoo.md; needs transformers and diffusers, downloads nothing
-
-Each is there twice: with the sizes of its configuration's defaults, without weights, for the table; and tiny, to be
-trained for ten steps by tests/step/test_zoo.py.
+Each is there twice: with the sizes of its configuration's defaults, without weights, for the table of docs/plan.md; and
+tiny, to be trained for ten steps.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from adafactor.core import state as states
 from adafactor.core.factoring import Factored
 from adafactor.core.settings import Settings
 
-LARGE = 1000  # elements of a tensor that counts for the least gain
 WORDS: Mapping[str, tuple[int, ...]] = {"input_ids": (2, 7)}
 IMAGE = {"pixel_values": (2, 3, 32, 32)}
 SMALL = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -196,51 +193,14 @@ ZOO = {
 }
 
 
-def gain(p: Tensor) -> float:
-    """How many numbers of a tensor there are to one of its second moment; 1 if it is not factored."""
-    state = states.new_state(p, states.factoring_of(p, Settings()), Settings(), "p")
-    kept: int = sum(value.numel() for key, value in state.items() if key != "step")
-    return p.numel() / kept
-
-
-def row(name: str) -> list[str]:
-    """What the table says of an architecture of its usual size."""
-    animal = ZOO[name]
+def row(name: str) -> str:
+    """What docs/plan.md says of an architecture of its usual size, in Markdown."""
     with torch.device("meta"):
-        model = animal.build(tiny=False)
-    parameters = list(model.parameters())
-    count = sum(p.numel() for p in parameters)
-    factored = [p for p in parameters if isinstance(states.factoring_of(p, Settings()), Factored)]
-    state = plan(model, settings=["adafactor-float32"]).line("adafactor-float32").whole.statistics
-    least = min((p for p in factored if p.numel() >= LARGE), key=gain)
-    ranks = sorted({p.ndim for p in parameters if p.ndim})
-    return [
-        name,
-        animal.kind,
-        f"{count / 1e6:,.1f} M in {len(parameters):,}",
-        f"{ranks[0]}–{ranks[-1]}",
-        f"{sum(p.numel() for p in factored) / count:.2%}",
-        f"{state / 1e6:,.2f} MB",
-        f"{8 * count / state:,.0f} ×",
-        f"{'×'.join(map(str, least.shape))}: {gain(least):,.1f}",
-    ]
-
-
-def table() -> str:
-    """The table in Markdown."""
-    header = [
-        "architecture",
-        "kind",
-        "parameters, in tensors",
-        "ranks",
-        "factored",
-        "state",
-        "AdamW's",
-        "least gain",
-    ]
-    lines = [header, ["---"] * len(header), *(row(name) for name in ZOO)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-if __name__ == "__main__":
-    print(table())
+        model = ZOO[name].build(tiny=False)
+    count = sum(p.numel() for p in model.parameters())
+    factored = [p for p in model.parameters() if isinstance(states.factoring_of(p, Settings()), Factored)]
+    size = plan(model, device="cpu").line("adafactor-float32").bytes
+    assert size is not None
+    state, share = size.optimizer, sum(p.numel() for p in factored) / count
+    cells = [name, f"{count / 1e6:,.1f} M", f"{share:.2%}", f"{state / 1e6:,.2f} MB", f"{8 * count / state:,.0f} ×"]
+    return f"| {' | '.join(cells)} |"

@@ -55,13 +55,6 @@ COUNTS = {
     "gpt2-medium": 354823168,
     "gpt2-large": 774030080,
     "gpt2-xl": 1557611200,
-    "bert-base": 109482240,
-    "bert-large": 335141888,
-    "t5-small": 60506624,
-    "t5-base": 222903552,
-    "t5-large": 737668096,
-    "t5-3b": 2851598336,
-    "t5-11b": 11307321344,
     "llama-1b": 1235814400,
     "llama-3b": 3212749824,
     "llama-7b": 6738415616,
@@ -78,13 +71,12 @@ def test_the_presets_have_their_models_size() -> None:
 
 
 GPT2 = ("n_layer", "n_embd", "n_head")
-BERT = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
-T5 = ("num_layers", "d_model", "d_ff", "num_heads", "d_kv")
-LLAMA = (*BERT, "num_key_value_heads", "vocab_size", "tie_word_embeddings")
+LLAMA = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "tie_word_embeddings"),
+)
 KINDS = {
     "gpt2": "GPT2LMHeadModel",
-    "bert": "BertModel",
-    "t5": "T5ForConditionalGeneration",
     "llama": "LlamaForCausalLM",
 }
 CONFIGS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -92,13 +84,6 @@ CONFIGS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "gpt2-medium": (GPT2, (24, 1024, 16)),
     "gpt2-large": (GPT2, (36, 1280, 20)),
     "gpt2-xl": (GPT2, (48, 1600, 25)),
-    "bert-base": (BERT, (12, 768, 3072, 12)),
-    "bert-large": (BERT, (24, 1024, 4096, 16)),
-    "t5-small": (T5, (6, 512, 2048, 8, 64)),
-    "t5-base": (T5, (12, 768, 3072, 12, 64)),
-    "t5-large": (T5, (24, 1024, 4096, 16, 64)),
-    "t5-3b": (T5, (24, 1024, 16384, 32, 128)),
-    "t5-11b": (T5, (24, 1024, 65536, 128, 128)),
     "llama-1b": (LLAMA, (16, 2048, 8192, 32, 8, 128256, True)),
     "llama-3b": (LLAMA, (28, 3072, 8192, 24, 8, 128256, True)),
     "llama-7b": (LLAMA, (32, 4096, 11008, 32, 32, 32000, False)),

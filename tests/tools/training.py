@@ -1,20 +1,16 @@
-"""Planned against measured: the peak of backward and step in each setting that runs here; the tables of docs/plan.md.
-
-python -m studies.plan [model]
-python -m studies.plan --activations    # with transformers: the estimate of activations
-"""
+"""A setting of `adafactor plan` at work, for its bytes to be measured."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import itertools
 import json
 import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,10 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from adafactor import Adafactor, plan, step_in_backward
+from adafactor import Adafactor, step_in_backward
 from adafactor.planning import SETTINGS
-from adafactor.planning.models import Weight, find, of_module
-from adafactor.planning.show import format_size
+from adafactor.planning.models import Weight, find
 from benchmarks.machine import ENVIRONMENT, PEAK, status
 
 MODEL = "gpt2"  # 124 million parameters; AdamW in float32 takes 1.9 GiB
@@ -73,15 +68,19 @@ class Parameters(torch.nn.Module):
 class Training:
     """A setting at work on new parameters."""
 
-    def __init__(self, key: str, weights: tuple[Weight, ...], adamw: str = "fused", backend: str = "auto"):
+    def __init__(self, key: str, weights: tuple[Weight, ...]):
         """The first step makes the state."""
         self.key, self.model = key, Parameters(weights, SETTINGS[key].dtype)
         self.params: list[Tensor] = list(self.model.parameters())
         self.masters = [p.detach().float().requires_grad_() for p in self.params] if SETTINGS[key].master else []
-        # one optimizer for each master, so that one gradient at a time is converted
-        groups = [[master] for master in self.masters] or [self.params]
-        self.optimizers = [make(key, group, adamw, backend) for group in groups]
-        if SETTINGS[key].in_backward:
+        # one optimizer for each master, so that one gradient at a time is converted, and for each that AdamW frees
+        is_single = self.masters or key == "adamw-backward"
+        groups = [[p] for p in self.masters or self.params] if is_single else [self.params]
+        self.optimizers = [make(key, group) for group in groups]
+        if key == "adamw-backward":
+            for p, optimizer in zip(self.params, self.optimizers, strict=True):
+                p.register_post_accumulate_grad_hook(partial(_step_and_free, optimizer))
+        elif SETTINGS[key].in_backward:
             step_in_backward(self.model, cast(Adafactor, self.optimizers[0]))
 
     def step(self) -> None:
@@ -93,7 +92,7 @@ class Training:
             optimizer.step()
             p.detach().copy_(master.detach())
             p.grad = master.grad = None
-        if not self.masters:
+        if not self.masters and self.key != "adamw-backward":
             self.optimizers[0].step()
             self.optimizers[0].zero_grad()
 
@@ -103,10 +102,16 @@ class Training:
         return sum(v.nbytes for v in {v for state in states for v in state.values() if isinstance(v, Tensor)})
 
 
-def make(key: str, params: Sequence[Tensor], adamw: str, backend: str) -> Optimizer:
+def _step_and_free(optimizer: Optimizer, p: Tensor) -> None:
+    """PyTorch's own way to step inside backward."""
+    optimizer.step()
+    p.grad = None
+
+
+def make(key: str, params: Sequence[Tensor]) -> Optimizer:
     """The optimizer of a setting."""
     if key in OURS:
-        return Adafactor(params, backend=backend, **OURS[key])
+        return Adafactor(params, **OURS[key])
     if key.startswith("torch-"):
         return torch.optim.Adafactor(params)
     if key.startswith("transformers-"):
@@ -115,12 +120,7 @@ def make(key: str, params: Sequence[Tensor], adamw: str, backend: str) -> Optimi
         return cast(Optimizer, TransformersAdafactor(params))
     if key.startswith("adamw-8bit"):
         return cast(Optimizer, importlib.import_module("bitsandbytes").optim.AdamW8bit(params))
-    return torch.optim.AdamW(params, fused=adamw == "fused", foreach=adamw == "foreach")
-
-
-def square() -> torch.nn.Linear:
-    """One matrix of 64 MiB in float32."""
-    return torch.nn.Linear(4096, 4096, bias=False)
+    return torch.optim.AdamW(params, fused=True)
 
 
 class Live(TorchDispatchMode):
@@ -149,12 +149,12 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-def peak_bytes(key: str, model: str = MODEL, adamw: str = "fused", backend: str = "auto") -> int:
+def peak_bytes(key: str, model: str = MODEL) -> int:
     """The peak of the resident set over two steps, above what it was before there were any parameters."""
-    request = json.dumps({"key": key, "model": model, "adamw": adamw, "backend": backend})
+    request = json.dumps({"key": key, "model": model})
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "studies.plan", "--child", request],
+        [sys.executable, "-W", "ignore", "-m", "tests.tools.training", request],
         env=environment,
         capture_output=True,
         text=True,
@@ -168,14 +168,14 @@ def child(request: str) -> None:
     """In a process of its own."""
     asked = json.loads(request)
     torch.set_num_threads(1)
-    model, key, how = find(asked["model"]), asked["key"], (asked["adamw"], asked["backend"])
-    small = Training(key, (Weight((6, 4), uses=2), Weight((5,))), *how)
+    model, key = find(asked["model"]), asked["key"]
+    small = Training(key, (Weight((6, 4), uses=2), Weight((5,))))
     small.step()  # whatever is compiled or loaded by a first step is here before the measurement
     small.step()
     ctypes.CDLL(None).malloc_trim(0)
     before = status("VmRSS")
     PEAK.write_text("5")  # the peak is now what is resident
-    training = Training(key, model.trained, *how)
+    training = Training(key, model.trained)
     training.step()
     training.step()
     print(status("VmHWM") - before)
@@ -219,64 +219,5 @@ def activation_bytes(model: torch.nn.Module, batch: int, tokens: int, words: int
     return live.peak
 
 
-def small_models(words: int) -> dict[str, Callable[[], torch.nn.Module]]:
-    """Four layers of width 256, without dropout: with it, attention on a CPU keeps its weights."""
-    import transformers as t
-
-    gpt2 = {"n_layer": 4, "n_embd": 256, "n_head": 8, "vocab_size": words}
-    gpt2 |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
-    bert = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": words}
-    none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
-    t5 = {"num_layers": 2, "d_model": 256, "d_ff": 1024, "num_heads": 8, "d_kv": 32, "vocab_size": words}
-    t5 |= {"dropout_rate": 0, "decoder_start_token_id": 0, "pad_token_id": 0}
-    return {
-        "torch's TransformerEncoderLayer": lambda: Decoder(words=words),
-        "Llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**bert, intermediate_size=768, num_key_value_heads=2)),
-        "GPT-2, GELU of torch": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2, activation_function="gelu")),
-        "GPT-2, GELU in five operations (its default)": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2)),
-        "BERT": lambda: t.BertForMaskedLM(t.BertConfig(**bert, **none, intermediate_size=1024)),
-        "T5": lambda: t.T5ForConditionalGeneration(t.T5Config(**t5)),
-    }
-
-
-def activations(batch: int = 4, tokens: int = 256, words: int = 8000) -> None:
-    """Print the table of estimated and measured activations."""
-    print("| model | dtype | checkpointing | estimated | measured | measured / estimated |\n|---|---|---|---|---|---|")
-    for name, build in small_models(words).items():
-        for dtype, checkpointing in itertools.product((torch.float32, torch.bfloat16), (False, True)):
-            model = build().to(dtype).train()
-            if checkpointing:
-                cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
-            planned = of_module(name, model).activations(batch * tokens, dtype.itemsize, checkpointing)
-            measured = activation_bytes(model, batch, tokens, words)
-            cells = [name, str(dtype).removeprefix("torch."), "yes" if checkpointing else "no"]
-            cells += [format_size(planned), format_size(measured), f"{measured / planned:.2f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def rows(model: str) -> Iterator[tuple[str, int, int]]:
-    """Label, planned and measured bytes of each setting."""
-    bill = plan(model, device="cpu")
-    for line in bill.lines:
-        if line.key not in NOT_HERE:
-            yield line.label, line.whole.total, peak_bytes(line.key, model)
-    for adamw in ("foreach", "loop"):
-        line = plan(model, device="cpu", adamw=adamw, settings=["adamw-float32"]).lines[0]
-        yield f"{line.label}, {adamw}", line.whole.total, peak_bytes(line.key, model, adamw)
-
-
-def main(model: str = MODEL) -> None:
-    """Print the table."""
-    print("| setting | planned | measured | measured / planned |\n|---|---|---|---|")
-    for label, planned, measured in rows(model):
-        print(f"| {label} | {format_size(planned)} | {format_size(measured)} | {measured / planned:.3f} |", flush=True)
-
-
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["--child", request]:
-            child(request)
-        case ["--activations"]:
-            activations()
-        case model:
-            main(*model)
+    child(sys.argv[1])
