@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from adafactor import cli
 from benchmarks import machine, results, suites, tables
 from benchmarks.contenders import CONTENDERS, DTYPES, find, why_not
 from benchmarks.correctness import check
@@ -41,9 +40,16 @@ class Run:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Check, measure, show; the status is 0 also when a target is missed."""
-    parser = cli.Parser("python -m benchmarks", description="Benchmark a step against every other optimizer here.")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description="Benchmark a step against every optimizer here."
+    )
     add_arguments(parser)
-    return cli.guard(parser.prog, lambda: run(parser.parse_args(words)))
+    arguments = parser.parse_args(words)
+    try:
+        return run(arguments)
+    except (ValueError, OSError, ImportError) as mistake:
+        print(f"{parser.prog}: {mistake}", file=sys.stderr)
+        return 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

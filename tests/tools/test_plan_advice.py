@@ -125,10 +125,10 @@ def test_sizes_are_shown_with_three_digits(count: int, text: str) -> None:
 def test_the_table_has_eight_rows_and_all_of_them_on_request(
     more: list[str], rows: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["plan", "llama-70b", "--budget", "80G", "--batch", "1", "--tokens", "512", *more]) == 1
+    assert cli.main(["plan", "llama-70b", "--budget", "80G", *more]) == 1
     lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
     assert len(lines) == 1 + rows and lines[0].split()[-2:] == ["total", "left"]
-    assert more or max(map(len, lines)) <= 110
+    assert more or max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize(("budget", "status"), [("16G", 0), ("1G", 1)])

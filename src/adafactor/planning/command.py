@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpointing", action="store_true", help="activations are computed again in backward, layer by layer")
     add("--lora", type=int, metavar="RANK", help="train LoRA's matrices of this rank, and freeze all else")
     add("--shards", type=int, default=1, metavar="N", help="how many devices share the model (FSDP2)")
-    add("--device", help="where the step runs: cpu, cuda, … (default: the accelerator that torch finds, or the CPU)")
+    add("--device", help="where the step runs: cpu, cuda, ... (default: the accelerator that torch finds, or the CPU)")
 
 
 def run(arguments: argparse.Namespace) -> int:
