@@ -59,8 +59,8 @@ def draw_pattern(records: list[Record], path: Path) -> None:
     paper.set_title("The paper", fontsize=10, loc="left")
     lab.axvline(results.UNIGRAM, color=INK, lw=0.8, ls=":")
     lab.set_xlim(6.4, 4.2)
-    lab.set_xlabel("dev loss (dotted: of word frequencies alone)", fontsize=8)
-    lab.set_title("Here: each seed, and the mean", fontsize=10, loc="left")
+    lab.set_xlabel("dev loss; dotted: word frequencies", fontsize=8)
+    lab.set_title("Here, seeds and mean", fontsize=10, loc="left")
     for axes in (paper, lab):
         axes.grid(axis="y")
         axes.set_axisbelow(True)
