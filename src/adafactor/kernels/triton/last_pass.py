@@ -25,12 +25,22 @@ from adafactor.kernels.triton.elements import (
 
 
 @triton.jit
-def average_momentum(u, m_ptr, offsets, mask, scale_ptr, scale_strides, rows, first_col, n, m, w1, words):
+def keep_factor(own_ptr, new_ptr, at, count, is_mine):
+    """Write some of the new R or C into the state, if no other program does; return 1/√ of it."""
+    new = tl.load(new_ptr + at, mask=at < count, other=1.0)
+    tl.store(own_ptr, new, mask=at < tl.where(is_mine, count, 0))
+    return tl.rsqrt(new)
+
+
+@triton.jit
+def average_momentum(
+    u, momentum_ptr, base, offsets, mask, scale_ptr, scale_strides, matrix, rows, first_col, n, m, w1, words
+):
     """Average U into the momentum and return it; what the state keeps of it may be rounded."""
-    old = load(m_ptr + offsets, mask)
+    old = load(momentum_ptr + base + offsets, mask)
     if scale_ptr is not None:
         blocks = first_col // BLOCK + tl.arange(0, u.shape[1] // BLOCK)
-        at = scale_ptr + (rows * scale_strides.row)[:, None] + blocks[None, :]
+        at = scale_ptr + matrix * scale_strides.stack + (rows * scale_strides.row)[:, None] + blocks[None, :]
         inside = (rows < n)[:, None] & (blocks * BLOCK < m)[None, :]
         old = multiply_blocks(old, load(at, inside))
     new = old + (u - old) * w1
@@ -38,25 +48,25 @@ def average_momentum(u, m_ptr, offsets, mask, scale_ptr, scale_strides, rows, fi
     if scale_ptr is not None:
         stored, scales = to_int8(new, words)
         tl.store(at, scales, mask=inside)
-    elif m_ptr.dtype.element_ty == tl.bfloat16:
+    elif momentum_ptr.dtype.element_ty == tl.bfloat16:
         stored = to_bfloat16(new, words >> 16)
-    tl.store(m_ptr + offsets, stored, mask=mask)
+    tl.store(momentum_ptr + base + offsets, stored, mask=mask)
     return new
 
 
 @triton.jit
-def subtract(u, x_ptr, compensation_ptr, offsets, mask, keep, words, RANDOM: tl.constexpr):
+def subtract(u, x_ptr, compensation_ptr, base, offsets, mask, keep, words, RANDOM: tl.constexpr):
     """Write X·keep − U, rounded; return it."""
-    old = load(x_ptr + offsets, mask)
+    old = load(x_ptr + base + offsets, mask)
     if compensation_ptr is not None:
-        old = old + remainder(load(compensation_ptr + offsets, mask), old, x_ptr.dtype.element_ty)
+        old = old + remainder(load(compensation_ptr + base + offsets, mask), old, x_ptr.dtype.element_ty)
     exact = old * keep - u
     new = to_bfloat16(exact, words) if RANDOM else narrow(exact, x_ptr.dtype.element_ty)
-    tl.store(x_ptr + offsets, new, mask=mask)
+    tl.store(x_ptr + base + offsets, new, mask=mask)
     value = new.to(tl.float32)
     if compensation_ptr is not None:
         lost = tl.where(tl.abs(value) < float("inf"), exact - value, 0.0)
-        tl.store(compensation_ptr + offsets, narrow(lost, x_ptr.dtype.element_ty), mask=mask)
+        tl.store(compensation_ptr + base + offsets, narrow(lost, x_ptr.dtype.element_ty), mask=mask)
     return value
 
 
@@ -97,10 +107,8 @@ def last_pass(
     if tl.load(fields_ptr + f.TAKEN) == 0:
         return
     above, first_col = tl.program_id(0) // lines, tl.program_id(0) % lines * LINE
-    matrix, tile = (
-        (above // tiles).to(tl.int64),
-        tiles - 1 - above % tiles,
-    )  # backwards: those are still in the cache
+    matrix, tile = (above // tiles).to(tl.int64), tiles - 1 - above % tiles  # the last ones are still in the cache
+    base = matrix * x_strides.stack
     first, cols, lane = tile * groups * ROWS, first_col + tl.arange(0, LINE), tl.arange(0, ROWS)
     scale, keep = tl.load(fields_ptr + f.SCALE).to(tl.float32), tl.load(fields_ptr + f.KEEP).to(tl.float32)
     w1, w2 = tl.load(fields_ptr + f.W1).to(tl.float32), tl.load(fields_ptr + f.W2).to(tl.float32)
@@ -109,21 +117,13 @@ def last_pass(
         scale = scale * tl.sqrt(tl.load(mean_row_ptr + matrix)).to(tl.float32)
     c = tl.zeros((LINE,), tl.float32) + scale
     if col_ptr is not None:
-        new_col = tl.load(new_col_ptr + matrix * m + cols, mask=cols < m, other=1.0)
-        c = tl.rsqrt(new_col) * scale
         own_col_ptr = col_ptr + matrix * col_strides.stack + cols.to(tl.int64) * col_strides.row
-        tl.store(own_col_ptr, new_col, mask=cols < tl.where(first == 0, m, 0))
+        c = keep_factor(own_col_ptr, new_col_ptr + matrix * m, cols, m, first == 0) * scale
     if RANDOM or RANDOM_MOMENTUM:
         key1, key2 = keys(fields_ptr, step_ptr)
         start = number + matrix * number_strides.stack + first_col.to(tl.int64) * number_strides.col
         ahead = (tl.arange(0, LINE) * number_strides.col).to(tl.uint32)
-    x_ptr, g_ptr = x_ptr + matrix * x_strides.stack, g_ptr + matrix * g_strides.stack
-    if momentum_ptr is not None:
-        momentum_ptr += matrix * x_strides.stack
-    if scale_ptr is not None:
-        scale_ptr += matrix * scale_strides.stack
-    if compensation_ptr is not None:
-        compensation_ptr += matrix * x_strides.stack
+    g_ptr += matrix * g_strides.stack
     x2 = tl.zeros((ROWS, LINE), tl.float32)
     for i in range(0, groups):
         rows = (first + i * ROWS + lane).to(tl.int64)
@@ -135,20 +135,18 @@ def last_pass(
             u = u * tl.rsqrt(v)
             tl.store(full_ptr + offsets, v, mask=mask)
         if row_ptr is not None:
-            new_row = tl.load(new_row_ptr + matrix * n + rows, mask=rows < n, other=1.0)
-            u = u * tl.rsqrt(new_row)[:, None]
             own_row_ptr = row_ptr + matrix * row_strides.stack + rows * row_strides.row
-            tl.store(own_row_ptr, new_row, mask=rows < tl.where(first_col == 0, n, 0))
+            u = u * keep_factor(own_row_ptr, new_row_ptr + matrix * n, rows, n, first_col == 0)[:, None]
         u, words = u * c[None, :], None
         if RANDOM or RANDOM_MOMENTUM:
             words = random_words((start + rows * number_strides.row)[:, None], ahead[None, :], key1, key2)
         if momentum_ptr is not None:
             u = average_momentum(
-                u, momentum_ptr, offsets, mask, scale_ptr, scale_strides, rows, first_col, n, m, w1, words
+                u, momentum_ptr, base, offsets, mask, scale_ptr, scale_strides, matrix, rows, first_col, n, m, w1, words
             )
             if AFTER:  # a momentum of the direction: αₜ comes after it
                 u = u * alpha
-        value = subtract(u, x_ptr, compensation_ptr, offsets, mask, keep, words, RANDOM)
+        value = subtract(u, x_ptr, compensation_ptr, base, offsets, mask, keep, words, RANDOM)
         x2 = tl.fma(value, value, x2)
     place = (matrix * tiles + tile) * lines + first_col // LINE
     tl.store(x2_ptr + place, tl.sum(tl.sum(x2.to(tl.float64), 1), 0))
