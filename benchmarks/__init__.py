@@ -1,14 +1,14 @@
-"""`python -m benchmarks`: one step of ours against every other optimizer, on this machine.
+"""`python -m benchmarks`: one step of ours against other optimizers, on this machine.
 
 | module | what it does |
 |---|---|
 | `suites` | the shapes |
-| `contenders` | one adapter per optimizer, and the floor: the same bytes in trivial loops |
-| `correctness` | is a contender's update the one that its own formula says? |
-| `machine` | the processor with its clock, or a GPU with its events; cache, memory, copy bandwidth |
+| `contenders` | one adapter per optimizer, after backward and inside it; and floors: the same bytes in trivial loops |
+| `machine` | the processor with its caches, memory and load |
 | `measure` | seconds of a step, and the memory that it takes for its length |
-| `results` | what was measured, as JSON; the ratios that matter |
-| `tables` | tables for the terminal and Markdown, and the plots |
+| `record` | what was measured, as JSON: rows of figures, and where they are from; the studies write it, too |
+| `tables` | Markdown tables of a record |
+| `sharded` | the step on shards, under torchrun |
 
-A tool of this project's developers, no part of the package.
+It needs torch and `adafactor.Adafactor` alone, so that it also times an older copy of the package: PYTHONPATH=old/src.
 """

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from adafactor.planning.models import Shape, gpt2, of_module, transformer
-
-LARGE = 30_000_000  # parameters from which a step cannot live in a cache
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -28,20 +23,27 @@ class Suite:
     @property
     def parameters(self) -> int:
         """How many numbers there are in all."""
-        return sum(prod(shape) for shape in self.shapes)
-
-    @property
-    def large(self) -> bool:
-        """Whether memory bandwidth decides how long a step takes."""
-        return self.parameters >= LARGE
+        return sum(map(prod, self.shapes))
 
 
-def bert(layers: int = 12, width: int = 256) -> list[Shape]:
-    """A small BERT with its biases and norms: 199 tensors, most of them tiny."""
-    d = width
-    attention: list[Shape] = [(d, d), (d,)] * 4  # query, key, value, output
-    layer = [*attention, (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,), (d,), (d,)]
-    return [(30522, d), (512, d), (2, d), (d,), (d,), *layer * layers, (d, d), (d,)]
+def transformer(layers: int, width: int, vocabulary: int, positions: int) -> Iterator[Shape]:
+    """A GPT-2-like stack: embeddings, and in each layer two norms and four matrices with their biases."""
+    yield from [(vocabulary, width), (positions, width)]
+    for _ in range(layers):
+        yield from [(width,)] * 4
+        for inputs, outputs in ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)):
+            yield from [(inputs, outputs), (outputs,)]
+    yield from [(width,)] * 2
+
+
+def bert() -> Iterator[Shape]:
+    """BERT with 12 layers of width 256: 199 tensors."""
+    yield from [(30522, 256), (512, 256), (2, 256), (256,), (256,)]
+    for _ in range(12):
+        for outputs, inputs in ((256, 256),) * 4 + ((1024, 256), (256, 1024)):
+            yield from [(outputs, inputs), (outputs,)]
+        yield from [(256,)] * 4
+    yield from [(256, 256), (256,)]
 
 
 def resnet50() -> Iterator[Shape]:
@@ -61,69 +63,24 @@ def resnet50() -> Iterator[Shape]:
 SUITES = {
     suite.name: suite
     for suite in (
+        Suite("gpt2", "GPT-2 small", tuple(transformer(12, 768, 50257, 1024))),
         Suite("bert", "BERT, 12 layers of width 256: many small tensors", tuple(bert())),
-        Suite("gpt2", "GPT-2 small", tuple(gpt2())),
-        Suite("llama", "three matrices of Llama 7B", ((4096, 4096), (11008, 4096), (4096, 11008))),
-        Suite("embedding", "an embedding of 50,257 × 768", ((50257, 768),)),
+        Suite("llama", "the MLP of a layer of Llama 7B", ((11008, 4096), (11008, 4096), (4096, 11008))),
+        Suite("squares", "24 matrices of 1024 × 1024", ((1024, 1024),) * 24),
         Suite("convolutions", "ResNet-50", tuple(resnet50())),
+        Suite("embedding", "an embedding of 50,257 × 768", ((50257, 768),)),
         Suite("tiny", "four tensors, to try the benchmark itself", ((64, 48), (48,), (32, 16, 3, 3), (8, 8))),
     )
 }
-# What a parameter costs, from a million to a billion: layers and width of a GPT-2-like stack with so many parameters.
-SIZES = {
-    "1M": (4, 144),
-    "3M": (6, 208),
-    "10M": (8, 320),
-    "30M": (8, 560),
-    "100M": (12, 832),
-    "300M": (16, 1248),
-    "1B": (24, 1856),
-}
-DEFAULT = ("bert", "gpt2", "llama", "embedding", "convolutions")
+DEFAULT = tuple(name for name in SUITES if name != "tiny")
 
 
 def find(name: str) -> Suite:
-    """The suite of that name."""
-    if name not in SUITES:
-        raise ValueError(f"unknown suite {name!r}; there are {', '.join(SUITES)}")
-    return SUITES[name]
-
-
-def stack(name: str) -> Suite:
-    """The stack of that size."""
-    if name not in SIZES:
-        raise ValueError(f"unknown size {name!r}; there are {', '.join(SIZES)}")
-    layers, width = SIZES[name]
-    return Suite(name, f"{layers} layers of width {width}", tuple(transformer(layers, width)))
-
-
-def of_model(reference: str) -> Suite:
-    """The shapes of the model that `module:function` returns."""
-    return Suite(reference, reference, tuple(w.shape for w in of_module(reference, build(reference)).trained))
-
-
-def build(reference: str) -> torch.nn.Module:
-    """Build the model that `module:function` returns; its weights are not made where it can be helped."""
-    module, colon, function = reference.partition(":")
+    """The suite of that name; `module:function` returns a model of the user's own, whose shapes are taken."""
+    if name in SUITES:
+        return SUITES[name]
+    module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise ValueError(f"the model {reference!r} must be module:function")
-    if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
-        sys.path.insert(0, here)
-    try:
-        make = getattr(importlib.import_module(module), function, None)
-        model = _call(make) if callable(make) else None
-    except Exception as wrong:  # whatever a user's own file may raise
-        raise ValueError(f"{reference} raised {type(wrong).__name__}: {wrong}") from wrong
-    if not callable(make):
-        raise ValueError(f"{reference}: {module} has no function {function!r}")
-    if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"{reference} returned {type(model).__name__}, not a torch.nn.Module")
-    return model
-
-
-def _call(make: Callable[[], Any]) -> Any:
-    try:
-        with torch.device("meta"):
-            return make()
-    except (NotImplementedError, RuntimeError):  # it looks at its weights while it makes them
-        return make()
+        raise ValueError(f"unknown suite {name!r}; there are {', '.join(SUITES)}, or module:function of your own model")
+    model: torch.nn.Module = getattr(importlib.import_module(module), function)()
+    return Suite(name, name, tuple(tuple(p.shape) for p in model.parameters() if p.requires_grad))

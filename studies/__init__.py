@@ -2,12 +2,11 @@
 
 | module | page | command |
 |---|---|---|
-| `peers` | docs/paper.md, what other implementations do differently | `python -m studies.peers` |
+| `front` | README.md, docs/performance.md, docs/index.md: tables and pictures of records | `python -m studies.front` |
 | `capacity` | docs/plan.md, the largest model in so much memory | `python -m studies.capacity` |
-| `learning_rate` | docs/settings.md | `python -m studies.learning_rate` |
+| `learning_rate` | docs/settings.md, step sizes | `python -m studies.learning_rate` |
+| `momentum` | docs/precision.md, momentum in fewer bits | `python -m studies.momentum` |
 | `gpu_counts` | docs/gpu.md, launches | `python -m studies.gpu_counts` |
-| `front` | the picture in README.md | `python -m studies.front` |
 
-`results/epyc-2-cores.json` is what `python -m benchmarks` measured for docs/performance-tables.md, and
-`epyc-2-cores-quiet.json` a later run with nothing else on the machine.
+`results/step-*.json` are records of `python -m benchmarks`, one for each machine.
 """

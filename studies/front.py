@@ -1,45 +1,118 @@
-"""The pictures of the first pages, from committed records: what a step costs, and losses of the lab's runs.
+"""What README.md, docs/performance.md and docs/index.md show of the committed records: tables, and two pictures.
 
-python -m studies.front
+    python -m studies.front
+
+Every `results/step-*.json` is a machine, measured by `python -m benchmarks --output studies/results/step-NAME.json`;
+the largest models are those of `python -m studies.capacity`. Tables go between the marks of the documents.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
+from benchmarks.record import Record, load
+from benchmarks.tables import markdown, ratios, size, taken
 from lab import records
+from lab.files import put_between
 from lab.style import INK, OURS, THEIRS, styled
+from studies.capacity import search
 
 ROOT = Path(__file__).parents[1]
-RECORD, PICTURE = ROOT / "studies" / "results" / "epyc-2-cores.json", ROOT / "docs" / "front.png"
-LABELS = {  # contender: label, where it stands beside its point
-    "adamw-fused": ("torch.optim.AdamW, fused", (-8, 0), "right"),
-    "torch-loop": ("torch.optim.Adafactor", (-8, 6), "right"),
+RESULTS = ROOT / "studies" / "results"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+ROWS = {  # of equal conditions: label → contender, dtype, setting of the capacity study
+    "AdamW, fused, float32": ("adamw", "float32", "adamw-float32"),
+    "adafactor, float32": ("adafactor", "float32", "adafactor-float32"),
+    "AdamW, fused, float32, in backward": ("adamw-backward", "float32", "adamw-float32-backward"),
+    "adafactor, float32, in backward": ("adafactor-backward", "float32", "adafactor-float32-backward"),
+    "AdamW, fused, bfloat16": ("adamw", "bfloat16", "adamw-bfloat16"),
+    "adafactor, bfloat16, stochastic rounding": ("adafactor-stochastic", "bfloat16", "adafactor-bfloat16"),
+    "AdamW, fused, bfloat16, in backward": ("adamw-backward", "bfloat16", "adamw-bfloat16-backward"),
+    "adafactor, bfloat16, stochastic rounding, in backward": (
+        *("adafactor-stochastic-backward", "bfloat16", "adafactor-bfloat16-backward"),
+    ),
+}
+SETTINGS = {  # rows of the table of ranges
+    "float32": ("adafactor", "float32"),
+    "float32 momentum": ("adafactor-momentum-float32", "float32"),
+    "bfloat16 momentum": ("adafactor-momentum-bfloat16", "float32"),
+    "int8 momentum": ("adafactor-momentum-int8", "float32"),
+    "bfloat16 weights, to nearest": ("adafactor", "bfloat16"),
+    "bfloat16 weights, stochastic rounding": ("adafactor-stochastic", "bfloat16"),
+    "Adafactor's bytes in trivial loops, float32": ("floor", "float32"),
+    "torch.optim.Adafactor": ("torch", "float32"),
+    "transformers' Adafactor": ("transformers", "float32"),
+}
+LABELS = {  # of the picture: contender → label, where it stands beside its point
+    "adamw": ("torch.optim.AdamW, fused", (-8, 0), "right"),
+    "torch": ("torch.optim.Adafactor", (-8, 6), "right"),
     "transformers": ("transformers", (8, -7), "left"),
     "timm": ("timm", (-9, 2), "right"),
     "pytorch-optimizer": ("pytorch_optimizer", (6, -17), "right"),
-    "optax": ("optax under jit", (9, -4), "left"),
-    "eager": ("adafactor, eager PyTorch", (8, -4), "left"),
-    "cpu": ("adafactor", (10, -4), "left"),
+    "adafactor-eager": ("adafactor, eager PyTorch", (8, -4), "left"),
+    "adafactor": ("adafactor", (10, -4), "left"),
 }
-
-LOSSES = ROOT / "docs" / "losses.png"
 RUNS = {  # at `small`, three seeds each on one text: label, colour
     "small-B-warm-x6": ("Adam with momentum and warm-up: 11.5 MB of state", "#8a8a8a"),
     "small-O-cold-x3": ("Adafactor with neither: 79 kB", "#1f4fa3"),
 }
 
 
+def machines() -> dict[str, Record]:
+    """The records of a step, by the machine's name."""
+    return {path.stem.removeprefix("step-"): load(path) for path in sorted(RESULTS.glob("step-*.json"))}
+
+
+def equal(steps: dict[str, Record], capacity: Record) -> str:
+    """AdamW and ours in equal conditions: state, time of a step of GPT-2 small on each machine, largest model."""
+    heads = ["", "state", "step, × AdamW", "largest GPT in 4 GiB"]
+    lines = [heads, ["---"] * len(heads)]
+    for label, (contender, dtype, setting) in ROWS.items():
+        found = [(r, row) for r in steps.values() if (row := r.first(suite="gpt2", contender=contender, dtype=dtype))]
+        times = [median(ratios(record, row)) for record, row in found]
+        best = capacity.first(setting=setting, limit=4 << 30)
+        cells = [size(found[0][1]["state_bytes"]) if found else "–", span(times)]
+        lines.append([label, *cells, f"{best['parameters'] / 1e6:,.0f} M" if best else "–"])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def ranges(steps: dict[str, Record]) -> str:
+    """For each setting and machine the least and the greatest median over the suites, × fused AdamW."""
+    lines = [["", *steps], ["---"] * (1 + len(steps))]
+    for label, (contender, dtype) in SETTINGS.items():
+        found = [record.find(contender=contender, dtype=dtype) for record in steps.values()]
+        times = [[median(ratios(r, row)) for row in rows] for r, rows in zip(steps.values(), found, strict=True)]
+        lines.append([label, *map(span, times)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def span(values: list[float]) -> str:
+    """Least to greatest."""
+    low, high = (f"{edge(values):.2f}" if values else "–" for edge in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def tables() -> dict[str, str]:
+    """What stands between the marks of the documents, by the mark's name."""
+    steps = machines()
+    whole = "\n".join(f"### {name}\n\n{markdown(record)}" for name, record in steps.items())
+    return {"equal": equal(steps, load(search.RECORD)), "ranges": ranges(steps), "tables": whole.rstrip()}
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines that a table is between."""
+    return f"<!-- {name}: python -m studies.front -->\n", f"<!-- end of {name} -->\n"
+
+
 def points() -> dict[str, tuple[float, float]]:
     """Megabytes besides weights and gradients, and milliseconds, of each contender in float32."""
-    suites = json.loads(RECORD.read_text(encoding="utf-8"))["suites"]
-    timings = next(suite for suite in suites if suite["name"] == "gpt2")["timings"]
+    record = machines()["epyc"]
+    rows = [row for row in record.find(suite="gpt2", dtype="float32") if row["contender"] in LABELS]
     return {
-        t["contender"]: ((t["state_bytes"] + t["extra_bytes"]) / 1e6, 1e3 * median(t["seconds"]))
-        for t in timings
-        if t["dtype"] == "float32" and t["contender"] in LABELS
+        row["contender"]: ((row["state_bytes"] + row["extra_bytes"]) / 1e6, 1e3 * median(taken(record, row)))
+        for row in rows
     }
 
 
@@ -51,28 +124,24 @@ def draw(path: Path) -> None:
 
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlim=(1.5, 2500), ylim=(40, 1200))
+    axes.set(xscale="log", yscale="log", xlim=(1.5, 2500))
     for name, (megabytes, milliseconds) in points().items():
         label, offset, side = LABELS[name]
-        ours = name in ("eager", "cpu")
-        colour = OURS if ours else THEIRS
-        axes.scatter(megabytes, milliseconds, s=190 if name == "cpu" else 60, color=colour, zorder=3)
-        axes.annotate(
-            f"{label}: {megabytes:,.{0 if megabytes > 10 else 1}f} MB, {milliseconds:.0f} ms"
-            if name in ("cpu", "adamw-fused")
-            else label,
-            (megabytes, milliseconds),
-            offset,
-            textcoords="offset points",
-            ha=side,
-            fontsize=11 if name == "cpu" else 9,
-            fontweight="bold" if name == "cpu" else "normal",
-            color=colour if ours else INK,
-        )
+        ours, bold = name.startswith("adafactor"), name in ("adafactor", "adamw")
+        figures = f": {megabytes:,.{0 if megabytes > 10 else 1}f} MB, {milliseconds:.0f} ms" if bold else ""
+        weight, colour = "bold" if name == "adafactor" else "normal", OURS if ours else THEIRS
+        axes.scatter(megabytes, milliseconds, s=190 if name == "adafactor" else 60, color=colour, zorder=3)
+        how: dict[str, Any] = {
+            "textcoords": "offset points",
+            "ha": side,
+            "fontweight": weight,
+            "color": colour if ours else INK,
+        }
+        axes.annotate(label + figures, (megabytes, milliseconds), offset, **how)
     axes.set_xlabel("MB that a step needs besides weights and gradients (state and temporaries)")
     axes.set_ylabel("ms a step")
     axes.set_title("One float32 step of GPT-2 small on two CPU cores: left and down is better", fontsize=10, loc="left")
-    for axis, ticks in ((axes.xaxis, [3, 10, 30, 100, 300, 1000]), (axes.yaxis, [50, 100, 200, 500, 1000])):
+    for axis, ticks in ((axes.xaxis, [3, 10, 30, 100, 300, 1000]), (axes.yaxis, [25, 50, 100, 200, 500])):
         axis.set_major_formatter(ScalarFormatter())
         axis.set_ticks(ticks)
         axis.set_ticks([], minor=True)
@@ -81,22 +150,17 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def curve(run: str) -> tuple[list[int], list[float]]:
-    """Steps, and training losses in the mean over the seeds."""
-    curves = [
-        record["curve"] for record in records.read(records.RECORDS, "small") if record["name"].startswith(f"{run}-s")
-    ]
-    return [step for step, _ in curves[0]], [mean(loss for _, loss in at) for at in zip(*curves, strict=True)]
-
-
 def draw_losses(path: Path) -> None:
-    """One line for each kind of run."""
+    """One line for each kind of run: training losses, in the mean over the seeds."""
     from matplotlib.figure import Figure
 
+    found = list(records.read(records.RECORDS, "small"))
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
     for run, (label, colour) in RUNS.items():
-        axes.plot(*curve(run), label=label, color=colour, linewidth=2)
+        curves = [record["curve"] for record in found if record["name"].startswith(f"{run}-s")]
+        losses = [mean(loss for _, loss in at) for at in zip(*curves, strict=True)]
+        axes.plot([step for step, _ in curves[0]], losses, label=label, color=colour, linewidth=2)
     axes.set(xlabel="step", ylabel="training loss", ylim=(2.8, 7), xlim=(0, 4000))
     axes.set_title("A Transformer of 1.4 M parameters learns to translate English into German", fontsize=10, loc="left")
     axes.legend(frameon=False)
@@ -105,6 +169,15 @@ def draw_losses(path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def main() -> None:
+    """Write the tables where a document has their marks, and draw."""
+    for document in (README, PAGE):
+        for name, text in tables().items():
+            if marks(name)[0] in document.read_text(encoding="utf-8"):
+                put_between(document, *marks(name), text)
+    draw(ROOT / "docs" / "front.png")
+    draw_losses(ROOT / "docs" / "losses.png")
+
+
 if __name__ == "__main__":
-    draw(PICTURE)
-    draw_losses(LOSSES)
+    main()

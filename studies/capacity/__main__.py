@@ -2,5 +2,4 @@
 
 from studies.capacity.search import main
 
-if __name__ == "__main__":
-    main()
+main()

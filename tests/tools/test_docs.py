@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 
 import pytest
 
+from benchmarks.record import load
 from lab import records
 from studies import front, one_card
+from studies.capacity import search as capacity
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -104,13 +104,15 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_figures_of_the_first_page_are_those_of_the_committed_records() -> None:
-    page, results = (ROOT / "docs" / "index.md").read_text(), front.RECORD.parent
-    gpt2 = next(suite for suite in json.loads(front.RECORD.read_text())["suites"] if suite["name"] == "gpt2")
-    state = {t["contender"]: t["state_bytes"] / 1e6 for t in gpt2["timings"] if t["dtype"] == "float32"}
-    assert f"**{state['cpu']:.1f} MB**" in page and f"AdamW keeps {state['adamw-fused']:.0f} MB" in page
-    trained = [found["best"] for found in json.loads((results / "capacity.json").read_text())["found"]]
-    largest = {best["key"]: f"{best['parameters'] / 1e6:,.0f} M" for best in trained}
-    assert f"**{largest['adafactor-backward']}**" in page and f"it is {largest['adamw-float32']}." in page
+    page, step = (ROOT / "docs" / "index.md").read_text(), front.machines()["epyc"]
+    state = {
+        row["contender"]: row["state_bytes"] / 1e6
+        for row in step.find(suite="gpt2", dtype="float32")
+        if "seconds" in row
+    }
+    assert f"**{state['adafactor']:.1f} MB**" in page and f"AdamW keeps {state['adamw']:.0f} MB" in page
+    largest = {row["setting"]: f"{row['parameters'] / 1e6:,.0f} M" for row in load(capacity.RECORD).rows}
+    assert f"**{largest['adafactor-bfloat16-backward']}**" in page and f"it is {largest['adamw-float32']}." in page
     states = {record["name"]: record["state_bytes"] for record in records.read(records.RECORDS, "small")}
     for run, (label, _) in front.RUNS.items():
         kept = states[f"{run}-s0"]
@@ -126,14 +128,3 @@ def test_the_table_of_one_card_is_what_the_plan_says() -> None:
         "\n".join(f"| {' | '.join(cells)} |" for cells in list(one_card.rows())[1:])
         in (ROOT / "docs" / "one-card.md").read_text()
     )
-
-
-def test_the_readmes_table_is_that_of_the_committed_benchmark() -> None:
-    gpt2 = next(suite for suite in json.loads(front.RECORD.read_text())["suites"] if suite["name"] == "gpt2")
-    found = {(t["contender"], t["dtype"]): (t["state_bytes"], 1e3 * median(t["seconds"])) for t in gpt2["timings"]}
-    rows = [line.split("|")[1:-1] for line in (ROOT / "README.md").read_text().splitlines() if " MB" in line]
-    cells = [[cell.strip(" *") for cell in row] for row in rows if len(row) == 4]
-    for (_, megabytes, ms, _), key in zip(cells, ("adamw-fused", "torch-loop", "transformers", "cpu"), strict=True):
-        state, expected = found[key, "float32"]
-        assert float(megabytes.removesuffix(" MB")) == pytest.approx(state / 1e6, rel=0.02)
-        assert float(ms.removesuffix(" ms")) == pytest.approx(expected, abs=0.6)
