@@ -22,8 +22,6 @@ from torch.nn import Parameter
 from adafactor import Adafactor
 from tests import inside, reference
 
-Span = tuple[float, float]
-
 STEPS = 3
 MIXED = 1_000_000  # from here on, gradients may have another dtype than their parameters
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -41,10 +41,8 @@ torch_database = _load()
 
 # What torch's optimizers do and ours does not, each with its reason; a check that meets one asks for what we promise
 DEPARTURES = {
-    "complex parameters": "refused when the optimizer is made (TypeError): §6's RMS and §8's scale are of real numbers",
-    "sparse gradients": "refused (TypeError): a factored estimate needs every row and column",
     "Tensor lr must be 1-element": "the message begins with the argument's name and value, as for all of our keywords",
-    "state before the first step": "exists from the start: distributed loaders pass over an optimizer without state",
+    "a param group cannot have duplicate parameters": "refused, where torch warns that it will be",
     "state in the parameter's dtype": "statistics of 16-bit parameters stay float32: in bfloat16 they would not move",
     "loaded state in memory of its own": "torch's shares it with the dict and so with its source; ours copies",
     "state dict of another optimizer": "refused before anything changes, where torch loads it and fails in the step",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +97,6 @@ def test_state_can_be_loaded_for_parameters_of_another_dtype(subject: Subject, d
         assert kept <= {dtype}
 
 
-@SUBJECTS
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_a_copy_of_an_optimizer_goes_on_by_itself(subject: Subject, how: str) -> None:
-    weight, bias, optimizer = primed(subject)
-    whole = (weight, bias, optimizer)
-    w, b, other = copy.deepcopy(whole) if how == "deepcopy" else pickle.load(io.BytesIO(pickle.dumps(whole)))
-    public = [{name for name in vars(o) if not name.startswith("_")} for o in (optimizer, other)]
-    assert public[0] == public[1]
-    train(optimizer, weight, bias, 2)
-    before = w.detach().clone()
-    train(other, w, b, 2)
-    assert not torch.equal(before, w) and torch.equal(weight, w) and torch.equal(bias, b)
-
-
 @PLAIN
 def test_names_are_kept_in_the_state_dict_and_need_not_be_there(subject: Subject) -> None:
     weight, bias = linear()
@@ -199,30 +183,6 @@ def test_a_state_dict_of_other_groups_or_another_optimizer_is_refused(subject: S
         with pytest.raises(ValueError):
             optimizer.load_state_dict(other.state_dict())
         assert same(optimizer.state_dict(), before)
-
-
-@PLAIN
-def test_groups_may_be_empty_or_added_later_but_not_all_missing(subject: Subject) -> None:
-    weight, bias = linear()
-    with pytest.raises(ValueError, match="empty parameter list"):
-        subject.make([])
-    with pytest.raises(TypeError, match="ordered collections"):
-        subject.make([{"params": {weight, bias}}])
-    with pytest.raises(ValueError, match="non-leaf"):
-        subject.make([weight * 2])
-    with pytest.raises(TypeError, match="only optimize Tensors"):
-        subject.make([[1.0]])
-    optimizer = subject.make([{"params": []}, {"params": [weight]}])
-    train(optimizer, weight, bias)
-    optimizer.add_param_group({"params": bias, "lr": 0.5})
-    assert optimizer.param_groups[-1]["lr"] == 0.5
-    with pytest.raises(ValueError, match="more than one parameter group"):
-        optimizer.add_param_group({"params": [bias]})
-    assert len(optimizer.param_groups) == 3
-    before = bias.detach().clone()
-    train(optimizer, weight, bias)
-    assert not torch.equal(bias, before)
-    optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_every_departure_from_torch_has_a_check() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -211,31 +208,6 @@ def go_on(params: list[Tensor], optimizer: Adafactor, steps: range) -> None:
         optimizer.step()
 
 
-@EVERY
-@pytest.mark.parametrize("keywords", [{}, {"beta1": 0.9}, {"factored": False}], ids=str)
-def test_a_run_that_is_saved_and_loaded_continues_on_the_same_bits(rounding: str, keywords: dict[str, Any]) -> None:
-    def start() -> tuple[list[Tensor], Adafactor]:
-        torch.manual_seed(0)
-        params = [torch.randn(s).bfloat16().requires_grad_() for s in [(30, 20), (20,), (4, 3, 2, 2)]]
-        return params, Adafactor(params, rounding=rounding, seed=3, **keywords)
-
-    params, optimizer = start()
-    go_on(params, optimizer, range(3))
-    file = io.BytesIO()
-    torch.save((params, optimizer.state_dict()), file)
-    file.seek(0)
-    go_on(params, optimizer, range(3, 6))
-    saved, state = torch.load(file, weights_only=True)
-    others, other = start()
-    for p, q in zip(others, saved, strict=True):
-        p.data.copy_(q)
-    other.load_state_dict(state)
-    go_on(others, other, range(3, 6))
-    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
-    if rounding == "kahan":
-        assert all(v["compensation"].dtype == torch.bfloat16 for v in other.state.values())
-
-
 def test_another_seed_rounds_otherwise_and_the_same_seed_does_not() -> None:
     def run(seed: int) -> Tensor:
         p = torch.ones(50, 40, dtype=torch.bfloat16, requires_grad=True)
@@ -243,25 +215,6 @@ def test_another_seed_rounds_otherwise_and_the_same_seed_does_not() -> None:
         return p.detach()
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
-
-
-def test_every_order_of_memory_rounds_the_same_element_alike() -> None:
-    def run(order: tuple[int, ...], **keywords: Any) -> Tensor:
-        shape = (6, 5, 4, 3)
-        p = torch.ones([shape[i] for i in order], dtype=torch.bfloat16)
-        p = p.permute([order.index(i) for i in range(4)]).requires_grad_()
-        optimizer = Adafactor([p], lr=1e-3, relative=False, lr_decay=None, rounding="stochastic", **keywords)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # eager PyTorch takes over where the loops have no path
-            for _ in range(3):
-                p.grad = torch.ones_like(p)
-                optimizer.step()
-        return p.detach().contiguous()
-
-    orders = [(0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)]
-    for keywords in ({}, {"factored": False}, {"axes": (2, 3)}):
-        runs = [run(order, **keywords) for order in orders]
-        assert all(torch.equal(runs[0], other) for other in runs[1:]) and runs[0].unique().numel() > 1
 
 
 @EVERY
@@ -302,39 +255,6 @@ def test_blocks_of_plain_torch_number_their_elements_in_the_whole(monkeypatch: p
     inside.cut_into_blocks(monkeypatch, 64)
     assert torch.equal(whole, run())
     assert torch.equal(elements((2, 3), (4, 7), (1, 2), torch.device("cpu")), torch.tensor([[9, 10, 11], [16, 17, 18]]))
-
-
-@EVERY
-def test_a_skipped_step_leaves_weight_and_compensation_as_they_were(
-    rounding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = torch.linspace(0.5, 1.5, 600).view(30, 20).bfloat16().requires_grad_()
-    optimizer = Adafactor([p], rounding=rounding)
-    go_on([p], optimizer, range(3))
-    before = copy.deepcopy((p.detach(), optimizer.state_dict()["state"][0]))
-    for as_tensors in (False, True):
-        if as_tensors:
-            inside.keep_scalars_on_the_device(monkeypatch)
-            optimizer.backend = "eager"
-        p.grad = torch.full_like(p, float("nan"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            optimizer.step()
-        assert torch.equal(p.detach(), before[0])
-        assert all(torch.equal(v, before[1][key]) for key, v in optimizer.state_dict()["state"][0].items())
-
-
-@EVERY
-def test_wide_parameters_are_not_touched_by_it(rounding: str) -> None:
-    runs = []
-    for keyword in (rounding, "nearest"):
-        torch.manual_seed(0)
-        p = torch.randn(30, 20, requires_grad=True)
-        optimizer = Adafactor([p], rounding=keyword)
-        go_on([p], optimizer, range(3))
-        runs.append(p.detach())
-        assert set(optimizer.state[p]) == {"step", "row", "col"}
-    assert torch.equal(*runs)
 
 
 def test_kahan_costs_two_bytes_a_weight_and_stochastic_none() -> None:

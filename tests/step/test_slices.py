@@ -159,17 +159,6 @@ def test_an_expert_without_tokens_is_not_damaged() -> None:
     np.testing.assert_allclose(oracle.rms(step), alpha, rtol=1e-9)
 
 
-def test_an_expert_that_never_had_tokens_can_begin_later() -> None:
-    row = replace(oracle.TABLE_2["O"], per_slice=True)
-    x, grads = start((2, 5, 3)), gradients((2, 5, 3), 4)
-    for g in grads[:3]:
-        g[0] = 0.0
-    ours = trained(row, x, grads[:3], schedules.without_warmup).numpy()
-    np.testing.assert_array_equal(ours[0], x[0])
-    path = oracle.run(row, x, grads, schedules.without_warmup).x
-    np.testing.assert_allclose(trained(row, x, grads, schedules.without_warmup).numpy(), path[-1], rtol=1e-9)
-
-
 @pytest.mark.parametrize("how", ["skip", "raise", "ignore"])
 def test_a_nan_concerns_the_slice_that_has_it(how: str) -> None:
     x = normal((4, 5, 3), 0, torch.float32).requires_grad_()

@@ -46,44 +46,6 @@ def run(values: Tensor, grads: list[Tensor], kinds: tuple[str, str], **keywords:
 KINDS = ["contiguous", "transposed", "strided"]
 
 
-@given(
-    st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    st.sampled_from(KINDS),
-    st.sampled_from(KINDS),
-    st.sampled_from(["outer", "row", "column", False]),
-    st.sampled_from([(0.0, "update"), (0.9, "update"), (0.9, "gradient")]),
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
-)
-def test_memory_layout_does_not_matter(
-    shape: list[int],
-    kind: str,
-    grad_kind: str,
-    factored: str | bool,
-    beta1: tuple[float, str],
-    dtype: torch.dtype,
-) -> None:
-    values = torch.tensor(start(tuple(shape))).to(dtype)
-    grads = [torch.tensor(g).to(dtype) for g in gradients(tuple(shape), 3)]
-    keywords = {"factored": factored, "beta1": beta1[0], "momentum_of": beta1[1], "weight_decay": 0.1}
-    plain = run(values, grads, ("contiguous", "contiguous"), **keywords)
-    other = run(values, grads, (kind, grad_kind), **keywords)
-    ulp = torch.finfo(dtype).eps
-    torch.testing.assert_close(other, plain, rtol=4 * ulp, atol=4 * ulp * float(values.abs().max()))
-
-
-def test_channels_last_convolutions_match_the_oracle() -> None:
-    x, grads = start((8, 6, 3, 3)), gradients((8, 6, 3, 3), 50)
-    row = oracle.Row("outer", d=1.0, relative=True, multiplier=1.0, axes=(0, 1))
-    expected = oracle.run(row, x, grads, schedules.without_warmup).x[-1]
-    for kinds in [
-        ("channels_last", "contiguous"),
-        ("contiguous", "channels_last"),
-        ("channels_last", "channels_last"),
-    ]:
-        ours = run(torch.tensor(x), [torch.tensor(g) for g in grads], kinds)
-        np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-11, atol=1e-14)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_follow_the_memory_and_cover_the_tensor_once(kind: str) -> None:
     t = strided(torch.zeros(3, 1000, 700), kind)
@@ -110,20 +72,6 @@ def test_low_precision_parameters_keep_float32_statistics_and_round_once(dtype: 
     wrong = (p.detach() != torch.tensor(exact).to(dtype)).sum()
     assert int(wrong) <= 1
     torch.testing.assert_close(p.detach().double(), torch.tensor(exact), rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_statistics_follow_the_oracle_over_a_run(dtype: torch.dtype) -> None:
-    grads = [torch.tensor(g).to(dtype) for g in gradients((9, 7), 50)]
-    p = torch.tensor(start((9, 7))).to(dtype).requires_grad_()
-    optimizer = Adafactor([p])
-    memory = oracle.Memory()
-    for t, g in enumerate(grads, start=1):
-        p.grad = g
-        optimizer.step()
-        oracle.second_moment(ROW_O, g.double().numpy(), t, memory)
-    np.testing.assert_allclose(optimizer.state[p]["row"].numpy(), memory.r / 7, rtol=1e-6)
-    np.testing.assert_allclose(optimizer.state[p]["col"].numpy(), memory.c / 9, rtol=1e-6)
 
 
 @given(

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor.backward.modules import Wrapped, find_wrapped
 from adafactor.core import dtensor
-from adafactor.core.record import entries_of
+from adafactor.core.gather import entries_of
 from adafactor.distributed.reductions import whole_norms
 from adafactor.optimizer import Adafactor
 

@@ -21,13 +21,11 @@ from adafactor.core.settings import Settings
 from adafactor.core.state import check_gradient
 from adafactor.distributed.reductions import Ranks
 
-Group = dict[str, Any]
-
 
 class Contents(NamedTuple):
     """What an optimizer holds when it takes a step."""
 
-    groups: list[Group]
+    groups: list[dict[str, Any]]
     settings: list[Settings]  # of each group
     states: MutableMapping[Tensor, Any]
     backend: str
@@ -85,7 +83,7 @@ class Bucket:
         except IndexError:  # a parameter is gone from its place
             return False
 
-    def gradients(self, groups: list[Group]) -> Gradients | None:
+    def gradients(self, groups: list[dict[str, Any]]) -> Gradients | None:
         """The gradients of the parameters; None if another parameter has one, which must come in first."""
         every = list(map(_grad, self._all(groups)))
         if len(self.wholes) == len(every):
@@ -150,7 +148,7 @@ class Bucket:
         forms = [parameter.form or nothing for parameter in self.parameters]
         self.forms = [list(column) for column in zip(*forms, strict=True)]
 
-    def _all(self, groups: list[Group]) -> list[Tensor]:
+    def _all(self, groups: list[dict[str, Any]]) -> list[Tensor]:
         """The parameters, in the groups as they are now, among which this bucket's are."""
         if self.only is None:
             return list(chain.from_iterable(group["params"] for group in groups))

@@ -14,8 +14,8 @@ from torch.optim.optimizer import StateDict
 
 from adafactor.core import dtensor
 from adafactor.core import state as states
+from adafactor.core.gather import entries_of
 from adafactor.core.momentum import BUFFERS, blocks_of, buffer
-from adafactor.core.record import entries_of
 from adafactor.core.settings import Settings
 from adafactor.core.warn import warn
 

@@ -2,23 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from adafactor.core import dtensor
 from adafactor.core import state as states
-from adafactor.core.bucket import Bucket, Contents, Group
+from adafactor.core.bucket import Bucket, Contents
 from adafactor.core.contract import Gradients, Parameter, Prepare, Unit
-from adafactor.core.factoring import find_factoring
-from adafactor.core.record import Entry, StepMetrics, entries_of, slices_of
+from adafactor.core.factoring import find_factoring, is_stack
+from adafactor.core.record import StepMetrics
 from adafactor.core.settings import Settings
 from adafactor.core.warn import warn
 from adafactor.distributed.reductions import Ranks
 from adafactor.distributed.shard import Shard
+
+
+class Entry(NamedTuple):
+    """A parameter as it stands in an optimizer's groups."""
+
+    p: Tensor
+    name: str  # without names, its number
+    group: int
+    place: int  # in its group
+    number: int  # among all that are stepped, where each slice of a stack is one
+
+
+def entries_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Every parameter of an optimizer's groups, in their order."""
+    number, key = 0, itertools.count()  # the latter is what `state_dict` has for a parameter
+    for i, group in enumerate(groups):
+        params, unnamed = group["params"], [f"parameter {next(key)}" for _ in group["params"]]
+        names = group.get("param_names", unnamed)
+        if len(names) != len(params):
+            raise ValueError(
+                f"group {i} has {len(names)} 'param_names' for {len(params)} 'params': edit both lists together"
+            )
+        if len(set(params)) != len(params):
+            raise ValueError(f"group {i} has a parameter twice in its 'params'")
+        for place, (p, name) in enumerate(zip(params, names, strict=True)):
+            yield Entry(p, name, i, place, number)
+            number += len(p) if group.get("per_slice") and is_stack(tuple(p.shape)) else 1
+
+
+class Slice(NamedTuple):
+    """What of a parameter is stepped by itself."""
+
+    name: str
+    x: Tensor  # a view of the parameter, or itself
+    place: int | None  # along the first axis; None: it is the whole
+
+
+def slices_of(p: Tensor, name: str, per_slice: bool) -> list[Slice]:
+    """The slices of a parameter that this rank has; itself, where it is stepped as a whole."""
+    if not (per_slice and is_stack(tuple(p.shape))):
+        return [Slice(name, p, None)]
+    first = dtensor.beginning(p)[0] if dtensor.is_sharded(p) else 0
+    return [Slice(f"{name}[{i}]", x, i) for i, x in enumerate(dtensor.local(p.detach()).unbind(), start=first)]
 
 
 class Buckets:
@@ -84,7 +128,7 @@ class Buckets:
         metrics: StepMetrics = self._metrics[p].setdefault(place, StepMetrics())
         return metrics
 
-    def follow(self, groups: list[Group], held: MutableMapping[Tensor, Any]) -> None:
+    def follow(self, groups: list[dict[str, Any]], held: MutableMapping[Tensor, Any]) -> None:
         """Exchange states without a step where others stand in the groups now: Accelerate's FSDP2 puts them there."""
         params = _params(groups)
         for p, state in list(held.items()):
@@ -153,7 +197,7 @@ class Buckets:
             slices.append(one)
         return slices
 
-    def _forget_what_left(self, groups: list[Group]) -> None:
+    def _forget_what_left(self, groups: list[dict[str, Any]]) -> None:
         """Drop the buckets of parameters that are no longer in any group, so that they can be freed."""
         if len(self.of) > 1:
             params = _params(groups)
@@ -183,5 +227,5 @@ def _has_stepped(state: Mapping[str, Any]) -> bool:
     return bool(dtensor.local(step).any() if isinstance(step, Tensor) else step)
 
 
-def _params(groups: list[Group]) -> set[Tensor]:
+def _params(groups: list[dict[str, Any]]) -> set[Tensor]:
     return {p for group in groups for p in group["params"]}

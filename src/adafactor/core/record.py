@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from torch import Tensor
 from adafactor.core import dtensor, sums
 from adafactor.core import equations as eq
 from adafactor.core.equations import Scalar
-from adafactor.core.factoring import is_stack
 from adafactor.core.settings import Settings
 
 
@@ -113,49 +111,6 @@ class StepMetrics:
             trainable=trainable,
             settings=Settings.of(group),
         )
-
-
-class Entry(NamedTuple):
-    """A parameter as it stands in an optimizer's groups."""
-
-    p: Tensor
-    name: str  # without names, its number
-    group: int
-    place: int  # in its group
-    number: int  # among all that are stepped, where each slice of a stack is one
-
-
-def entries_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
-    """Every parameter of an optimizer's groups, in their order."""
-    number, key = 0, itertools.count()  # the latter is what `state_dict` has for a parameter
-    for i, group in enumerate(groups):
-        params, unnamed = group["params"], [f"parameter {next(key)}" for _ in group["params"]]
-        names = group.get("param_names", unnamed)
-        if len(names) != len(params):
-            raise ValueError(
-                f"group {i} has {len(names)} 'param_names' for {len(params)} 'params': edit both lists together"
-            )
-        if len(set(params)) != len(params):
-            raise ValueError(f"group {i} has a parameter twice in its 'params'")
-        for place, (p, name) in enumerate(zip(params, names, strict=True)):
-            yield Entry(p, name, i, place, number)
-            number += len(p) if group.get("per_slice") and is_stack(tuple(p.shape)) else 1
-
-
-class Slice(NamedTuple):
-    """What of a parameter is stepped by itself."""
-
-    name: str
-    x: Tensor  # a view of the parameter, or itself
-    place: int | None  # along the first axis; None: it is the whole
-
-
-def slices_of(p: Tensor, name: str, per_slice: bool) -> list[Slice]:
-    """The slices of a parameter that this rank has; itself, where it is stepped as a whole."""
-    if not (per_slice and is_stack(tuple(p.shape))):
-        return [Slice(name, p, None)]
-    first = dtensor.beginning(p)[0] if dtensor.is_sharded(p) else 0
-    return [Slice(f"{name}[{i}]", x, i) for i, x in enumerate(dtensor.local(p.detach()).unbind(), start=first)]
 
 
 def relative_change(step_size: float, rms_update: float, rms_parameter: float, clip: float | None) -> float:

@@ -22,7 +22,6 @@ SMALLEST_NORMAL_HALF = 2.0**-14
 SMALLEST_HALF = 2.0**-24
 
 Keys = tuple[Any, Any]  # two words each: Python's numbers, or 0-d tensors where the step count is on a device
-Place = tuple[int, ...]  # the indices of a shard's first element in the whole
 
 
 def mix(h: Any, salt: Any = 0) -> Any:
@@ -58,7 +57,7 @@ def random_words(element: Any, keys: Keys) -> Any:
     return mix(element, keys[1])
 
 
-def elements(shape: tuple[int, ...], whole: tuple[int, ...], place: Place, device: torch.device) -> Tensor:
+def elements(shape: tuple[int, ...], whole: tuple[int, ...], place: tuple[int, ...], device: torch.device) -> Tensor:
     """The numbers of the elements of a part of a tensor, in the part's shape."""
     number = torch.zeros((1,) * len(shape), dtype=torch.int64, device=device)
     for axis, (size, start) in enumerate(zip(shape, place, strict=True)):
