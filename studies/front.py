@@ -1,4 +1,4 @@
-"""What README.md, docs/performance.md and docs/index.md show of the committed records: tables, and two pictures.
+"""What README.md, docs/performance.md, docs/plan.md and docs/index.md show of records: tables, and two pictures.
 
     python -m studies.front
 
@@ -21,7 +21,7 @@ from studies.capacity import search
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results"
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+README, PAGE, PLAN = (ROOT / name for name in ("README.md", "docs/performance.md", "docs/plan.md"))
 ROWS = {  # of equal conditions: label → contender, dtype, setting of the capacity study
     "AdamW, fused, float32": ("adamw", "float32", "adamw-float32"),
     "adafactor, float32": ("adafactor", "float32", "adafactor-float32"),
@@ -98,7 +98,9 @@ def tables() -> dict[str, str]:
     """What stands between the marks of the documents, by the mark's name."""
     steps = machines()
     whole = "\n".join(f"### {name}\n\n{markdown(record)}" for name, record in steps.items())
-    return {"equal": equal(steps, load(search.RECORD)), "ranges": ranges(steps), "tables": whole.rstrip()}
+    largest = load(search.RECORD)
+    found = {"equal": equal(steps, largest), "ranges": ranges(steps), "tables": whole.rstrip()}
+    return {**found, "capacity": search.table(largest)}
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -171,7 +173,7 @@ def draw_losses(path: Path) -> None:
 
 def main() -> None:
     """Write the tables where a document has their marks, and draw."""
-    for document in (README, PAGE):
+    for document in (README, PAGE, PLAN):
         for name, text in tables().items():
             if marks(name)[0] in document.read_text(encoding="utf-8"):
                 put_between(document, *marks(name), text)
