@@ -44,7 +44,7 @@ def _our_axes(args: Arguments, shape: Shape) -> Axes | None:
 
 
 OURS = Peer(
-    "this optimizer",
+    "adafactor.Adafactor",
     {keyword.name: Argument(keyword.default, keyword.name) for keyword in fields(Settings)},
     fixed={},
     format=lambda settings: Format("full", "row", "col", momentum.key_of(settings)),
