@@ -1,4 +1,4 @@
-# Every target makes its own .venv when it is missing or pyproject.toml has changed.
+# Every target makes its own .venv when it is missing, and again when pyproject.toml or the C++ core has changed.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -40,6 +40,7 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(filter %.h %.cpp,$(CORE))
 
 # Into site/, warnings as errors, nothing fetched. To read it with its search: python -m http.server -d site
 docs: .venv/ready
@@ -57,7 +58,9 @@ matrix:
 release: .venv/release
 	$(BIN)/python -m tools.release
 
-.venv/ready: pyproject.toml constraints.txt
+CORE := $(wildcard src/adafactor/kernels/cpu/src/*)
+
+.venv/ready: pyproject.toml setup.py constraints.txt $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing torch and the tools into .venv (once, about a minute) ..."
 	$(INSTALL) torch
@@ -86,4 +89,4 @@ release: .venv/release
 	touch $@
 
 clean:
-	rm -rf .venv .matrix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache site
+	rm -rf build src/adafactor/kernels/cpu/*.so .venv .matrix dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache site

@@ -19,7 +19,7 @@ STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Freed memory goes back to the system at once. Otherwise what one step freed is still resident in the next, whose
 # need would not show.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_TOP_PAD_": "0"}
-PACKAGES = ("adafactor", "numba", "pytorch_optimizer", "timm", "transformers")
+PACKAGES = ("adafactor", "pytorch_optimizer", "timm", "transformers")
 
 
 def describe(command: str) -> dict[str, Any]:

@@ -80,11 +80,3 @@ def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Makes tensors of a test's size worth several threads, and forgets how they were cut."""
-    yield lambda size: inside.cut_into_units(monkeypatch, size)
-    monkeypatch.undo()
-    inside.forget_walk_orders()

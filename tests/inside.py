@@ -1,7 +1,4 @@
-"""The only place where tests look into the optimizer and its kernels, or turn a screw that no user has.
-
-Compiled code is imported where it is needed: `conftest` imports this, and a test without it shall not need Numba.
-"""
+"""The only place where tests look into the optimizer and its kernels, or turn a screw that no user has."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from torch import Tensor
 
 from adafactor import Adafactor, kernels
 from adafactor.core import sums
-from adafactor.kernels import memory_order as memory_order
 
 BACKENDS = ("eager", "cpu", "triton")
 COMPILED = BACKENDS[1:]  # asked for by name, they may refuse what eager PyTorch can step
@@ -51,33 +47,9 @@ def job_of(optimizer: Adafactor, p: Tensor) -> Any:
     raise KeyError(p.shape)
 
 
-def read_squares(optimizer: Adafactor, p: Tensor) -> bool:
-    """Whether the last compiled step had to read the parameter to know ΣX²."""
-    return bool(job_of(optimizer, p)["reads_x2"])
-
-
 def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     """ΣX² as the last compiled step left it to the next; NaN if it must be read."""
     return float(job_of(optimizer, p)["x2_after"])
-
-
-def forget_walk_orders() -> None:
-    """Forget how tensors were cut into units."""
-    memory_order.factored_order.cache_clear()
-    memory_order.flat_order.cache_clear()
-
-
-def cut_into_units(patch: pytest.MonkeyPatch, size: int) -> None:
-    """Let so many elements be worth a thread's while; `conftest.small_units` is this with the cleaning up."""
-    patch.setattr(memory_order, "CHUNK", size)
-    forget_walk_orders()
-
-
-def leave_to_one_thread(patch: pytest.MonkeyPatch, size: int) -> None:
-    """Let tensors up to this size be one thread's alone; 0: all threads share each."""
-    from adafactor.kernels.cpu import native
-
-    patch.setattr(native, "SMALL", size)
 
 
 def cut_into_blocks(patch: pytest.MonkeyPatch, size: int) -> None:

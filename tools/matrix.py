@@ -1,4 +1,4 @@
-"""`make matrix`: the core's tests with every version of Python, torch, Numba and NumPy that we name, one venv for each.
+"""`make matrix`: the core's tests with every version of Python, torch and NumPy that we name, one venv for each.
 
 A cell whose record is in `runs/matrix` is not run again: delete the record to do so. With `--prune` a venv is removed
 when its cell is done (each holds up to 6 GB). The table is for `docs/machines.md`.
@@ -29,24 +29,23 @@ class Cell:
 
     python: str
     torch: str
-    numba: str = ""
     numpy: str = ""
 
     @property
     def name(self) -> str:
         """A name for its folder and its record."""
-        named = zip(("python", "torch", "numba", "numpy"), asdict(self).values(), strict=True)
+        named = zip(("python", "torch", "numpy"), asdict(self).values(), strict=True)
         return "-".join(f"{what}{version}" for what, version in named if version)
 
     @property
     def packages(self) -> list[str]:
         """What pip shall install."""
-        wanted = {"torch": self.torch, "numba": self.numba, "numpy": self.numpy}
+        wanted = {"torch": self.torch, "numpy": self.numpy}
         return [f"{name}=={version}" if version else name for name, version in wanted.items()]
 
 
 CELLS = (
-    Cell("3.10", "2.6.0", "0.57.1", "1.23.5"),  # the oldest of all
+    Cell("3.10", "2.6.0", "1.23.5"),  # the oldest of all
     Cell("3.10", "2.6.0"),
     Cell("3.12", "2.8.0"),
     Cell("3.13", "2.10.0", numpy="2.3.5"),  # its Triton's interpreter does not work with NumPy 2.4
@@ -82,25 +81,22 @@ def run(cell: Cell, folder: Path) -> dict[str, str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
-        "NUMBA_CACHE_DIR": str(folder / cell.name / "compiled"),
     }
-    show = (
-        "import torch, numba, numpy, platform as p; print(p.python_version(), *(m.__version__.split('+')[0] for m in "
-    )
+    show = "import torch, numpy, platform as p; print(p.python_version(), *(m.__version__.split('+')[0] for m in "
     versions = subprocess.run(
-        [str(python), "-c", show + "(torch, numba, numpy)))"], capture_output=True, text=True, check=True
+        [str(python), "-c", show + "(torch, numpy)))"], capture_output=True, text=True, check=True
     ).stdout.split()
     tests = [str(python), "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *TESTS]
     done = subprocess.run(tests, cwd=ROOT, env=environment, capture_output=True, text=True)
     (RECORDS / f"{cell.name}.log").write_text(done.stdout + done.stderr)
     last = next((line for line in reversed(done.stdout.splitlines()) if " in " in line), "did not start")
     result = re.sub(r" in [\d.]+s.*", "", last).strip("= ")
-    return {**dict(zip(("python", "torch", "numba", "numpy"), versions, strict=True)), "result": result}
+    return {**dict(zip(("python", "torch", "numpy"), versions, strict=True)), "result": result}
 
 
 def table(records: list[dict[str, str]]) -> str:
     """The records as Markdown."""
-    heads = ("python", "torch", "numba", "numpy", "result", "date")
+    heads = ("python", "torch", "numpy", "result", "date")
     rows = [heads, ("---",) * len(heads), *([record.get(head, "–") for head in heads] for record in records)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

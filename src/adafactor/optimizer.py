@@ -111,8 +111,8 @@ class Adafactor(Optimizer):
             added later has the keywords that it brings.
         foreach: accepted and ignored, as is `fused`: torchtitan and others give them to every optimizer of torch.
         fused: see `foreach`.
-        backend: `"eager"` is eager PyTorch on any device; `"cpu"` is compiled by Numba (`pip install "numba>=0.57"`),
-            for tensors on a CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
+        backend: `"eager"` is eager PyTorch on any device; `"cpu"` is the C++ core, for tensors on a
+            CPU; `"triton"` is for tensors on a GPU, where Triton comes with torch; `"auto"` takes the
             compiled one on a CPU where it can, else `"eager"`, also on a GPU: none has run Triton's step yet.
             Tensors of a subclass step in eager.
 

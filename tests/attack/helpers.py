@@ -54,6 +54,7 @@ class Walk:
     def __init__(self, x: Tensor, row: oracle.Row, backend: str, **more: Any) -> None:
         """From X₀; `more` are keywords that the oracle does not know."""
         self.p = nn.Parameter(x.clone())
+        backend = "auto" if backend == "cpu" and x.dtype == torch.float64 else backend  # which has no loops for it
         self.optimizer = Adafactor([self.p], **keywords(row), backend=backend, **more)
         self.row, self.memory, self.t = row, oracle.Memory(), 0
 

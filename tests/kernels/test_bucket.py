@@ -154,19 +154,18 @@ def test_a_schedule_does_not_make_every_step_the_first() -> None:
     p = torch.randn(400, 300, requires_grad=True)
     optimizer = Adafactor([p], lr=0.1, lr_decay=None, backend="cpu")
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    kept, looked = set(), []
+    kept = set()
     for _ in range(5):
         p.grad = torch.randn(400, 300)
         optimizer.step()
         schedule.step()
         kept.add(inside.prepared(optimizer))
-        looked.append(inside.read_squares(optimizer, p))
-    assert len(kept) == 1 and None not in kept and looked == [True, False, False, False, False]
+    assert len(kept) == 1 and None not in kept
 
 
 def test_a_step_that_fails_is_not_taken_for_the_last_one() -> None:
     ends = []
-    for backend in ("cpu", "eager"):
+    for backend in ("auto", "eager"):
         p = torch.ones(6, 4, dtype=torch.float64, requires_grad=True)
         optimizer = Adafactor([p], lr=0.1, backend=backend)
         for i in range(6):

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from numba import njit
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.core.rounding import WORD, elements, keys, mix, random_words, roots, stochastic
-from adafactor.kernels.cpu.native.jobs import new_jobs
-from adafactor.kernels.cpu.native.lines import draws_of, store_stochastic, word_of
+from adafactor.core.rounding import elements, keys, mix, random_words, roots, stochastic
 from tests import inside
 
 DRAWS = 100_000
@@ -31,26 +25,6 @@ VALUES += [1.1e38, 3.3e38, 2e-38, -1.3e-39, 9e-41, 1e-45, 2.0**-126 * 1.001]
 def words(seed: int = 0) -> Tensor:
     random: Tensor = random_words(torch.arange(DRAWS), keys(roots(seed, 0), 1))
     return random
-
-
-def by_loops(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same as `stochastic` with `words()`, by the compiled loops."""
-    out = torch.empty(len(values), dtype=dtype)
-    stored = out.view(torch.uint16 if dtype == torch.bfloat16 else torch.int16).numpy()
-    _store(with_keys(keys(roots(0, 0), 1)), stored, values.numpy())
-    return out
-
-
-def with_keys(pair: tuple[Any, Any]) -> Any:
-    """A table of a job with these keys."""
-    table = new_jobs(1)
-    table["key1"], table["key2"] = pair
-    return table
-
-
-@njit
-def _store(table: Any, x: Any, values: Any) -> None:
-    store_stochastic(x, values, draws_of(table[0], 0, 1))
 
 
 @SHORT
@@ -91,42 +65,14 @@ def test_beyond_the_largest_number_it_rounds_to_nearest(dtype: torch.dtype) -> N
     assert torch.equal(stochastic(far, dtype, words()), far.to(dtype))
 
 
-@SHORT
-@given(st.integers(0, 2**32 - 1))
-def test_the_compiled_loops_round_to_the_same_bits(dtype: torch.dtype, start: int) -> None:
-    bits = (torch.arange(DRAWS, dtype=torch.int64) * 2654435761 + start) & WORD
-    values = bits.to(torch.uint32).view(torch.float32)
-    ours, theirs = stochastic(values, dtype, words()), by_loops(values, dtype)
-    assert torch.equal(ours.nan_to_num(), theirs.nan_to_num()) and torch.equal(ours.isnan(), theirs.isnan())
-
-
 @pytest.mark.parametrize("first", [0, 2**31 - 3, 2**32 - 3, 5 * 2**40])
-def test_random_numbers_are_the_same_in_numbers_in_tensors_and_in_loops(first: int) -> None:
+def test_random_numbers_are_the_same_in_numbers_and_in_tensors(first: int) -> None:
     pair = keys(roots(2**63 + 5, 7), 12)
     numbers = [random_words(first + i, pair) for i in range(6)]
     tensors = random_words(
         torch.arange(first, first + 6), keys(roots(2**63 + 5, 7), torch.tensor(12.0, dtype=torch.float64))
     )
-    loops = np.empty(6, np.uint32)
-    _draw(with_keys(pair), loops, first, 1)
-    assert numbers == tensors.tolist() == loops.tolist() and len(set(numbers)) == 6
-
-
-@pytest.mark.parametrize("step", [0, 1, 7, 2**21 - 1, 2**32 // 50])  # up to 2³² from the first to the last
-def test_the_loops_draw_32_bits_at_a_time_also_where_the_upper_half_of_a_number_changes(step: int) -> None:
-    pair, first, count = keys(roots(1, 2), 3), 3 * 2**32 - 20, 50
-    loops = np.empty(count, np.uint32)
-    _draw(with_keys(pair), loops, first, step)
-    assert loops.tolist() == [random_words(first + i * step, pair) for i in range(count)]
-
-
-@njit
-def _draw(table: Any, words: Any, first: int, step: int) -> None:
-    draws = draws_of(table[0], first, step)
-    low = draws.low
-    for j in range(len(words)):
-        words[j] = word_of(low, draws)
-        low = np.uint32(low + draws.step)
+    assert numbers == tensors.tolist() and len(set(numbers)) == 6
 
 
 def test_seed_parameter_step_and_element_each_give_other_random_numbers() -> None:
@@ -219,27 +165,19 @@ def test_another_seed_rounds_otherwise_and_the_same_seed_does_not() -> None:
 
 @EVERY
 def test_both_backends_and_any_number_of_threads_give_the_same_bits(
-    rounding: str,
-    threads: Callable[[int], None],
-    small_units: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
+    rounding: str, threads: Callable[[int], None]
 ) -> None:
     """With G = 1 all is exact but the rounding."""
-    small_units(512)
     results = []
     for backend, count in [("eager", 1), ("cpu", 1), ("cpu", 2), ("cpu", 8)]:
         threads(count)
-        for alone in (0, 2**22):
-            inside.leave_to_one_thread(monkeypatch, alone)
-            params = [torch.ones(s, dtype=torch.bfloat16, requires_grad=True) for s in [(300, 200), (5000,), (9, 8, 3)]]
-            optimizer = Adafactor(
-                params, lr=2.0**-11, relative=False, lr_decay=None, rounding=rounding, backend=backend
-            )
-            for _ in range(3):
-                for p in params:
-                    p.grad = torch.ones_like(p)
-                optimizer.step()
-            results.append(torch.cat([p.detach().flatten() for p in params]))
+        params = [torch.ones(s, dtype=torch.bfloat16, requires_grad=True) for s in [(600, 200), (70_000,), (9, 8, 3)]]
+        optimizer = Adafactor(params, lr=2.0**-11, relative=False, lr_decay=None, rounding=rounding, backend=backend)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        results.append(torch.cat([p.detach().flatten() for p in params]))
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 

@@ -83,7 +83,7 @@ def test_the_trainer_fine_tunes_a_model_and_tokenizer_from_a_folder(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_whole_model_trains_under_a_limit_that_adamw_does_not_survive() -> None:
-    need("transformers", "numba")
+    need("transformers")
     words = ["--limit-mib", "1200", "--steps", "8"]
     fell = losses("one_card.py", *words)
     assert len(fell) == 8 and fell[-1] < 5.5 < 9.0 < fell[0]

@@ -152,7 +152,7 @@ class Live(TorchDispatchMode):
 def peak_bytes(key: str, model: str = MODEL) -> int:
     """The peak of the resident set over two steps, above what it was before there were any parameters."""
     request = json.dumps({"key": key, "model": model})
-    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.tools.training", request],
         env=environment,

@@ -12,40 +12,39 @@ from adafactor.core.warn import warn
 from adafactor.kernels import eager
 
 PROCESS = os.getpid()  # in which the package was imported: in a child, forked later, torch's threads are gone
-# For each folder of this package that is a compiled backend: what it is written in, the oldest version that it works
-# with, and what brings it. Before 3.6, Triton flushes subnormal quotients and roots to zero, or cannot compile the
-# kernels.
-PACKAGES = {
-    "cpu": ("Numba", (0, 57), '`pip install "numba>=0.57"`'),
-    "triton": ("Triton", (3, 6), "torch's build for GPUs, from 2.10 on,"),
+OLDEST_TRITON = 3, 6  # before, it flushes subnormal quotients and roots to zero, or cannot compile the kernels
+# For each folder of this package that is a compiled backend, what to do where it cannot be imported.
+ADVICE = {
+    "cpu": "install a C++17 compiler (on Debian: `apt install g++`) and then this package once more",
+    "triton": "it needs Triton 3.6 or newer, which torch's build for GPUs brings from 2.10 on",
 }
-COMPILED = tuple(PACKAGES)
+COMPILED = tuple(ADVICE)
 # What "auto" takes for tensors on a device of this type; else eager PyTorch. CONTRIBUTING.md says when "cuda" comes in.
 AUTO = {"cpu": "cpu"}
 BACKENDS = ("auto", "eager", *COMPILED)
 
 
 def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
-    """Give every parameter to a backend; a backend that was asked for by name takes all or raises."""
+    """Give every parameter to a backend; one that was asked for by name takes all or raises.
+
+    `"auto"` leaves what the compiled backend does not take to eager PyTorch, without a word.
+    """
     chosen: dict[str, list[Parameter]] = {}
-    fallback: Fallback | None = None
     for parameter in parameters:
         name = AUTO.get(parameter.x.device.type, "eager") if backend == "auto" else backend
         if not parameter.x.numel():  # an empty shard: there is nothing to compute
             name = "eager"
         module = eager if name == "eager" else _find(name, required=backend != "auto")
-        reason = module.why_not(parameter) if module is not None else None
+        reason = "it cannot be used" if module is None else module.why_not(parameter)
         if reason is not None and backend != "auto":
             raise ValueError(
                 f'backend="{backend}" cannot step {parameter.name} (shape {parameter.shape}): {reason}; "auto" can'
             )
-        if reason is not None and fallback is None:
-            fallback = parameter, reason
-        chosen.setdefault("eager" if module is None or reason is not None else name, []).append(parameter)
+        chosen.setdefault("eager" if reason is not None else name, []).append(parameter)
     executors: list[Executor] = []
     for name, members in chosen.items():
         executors += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
-    return executors, fallback
+    return executors, None
 
 
 def check(backend: str) -> None:
@@ -63,7 +62,7 @@ def _find(name: str, required: bool) -> Backend | None:
         module: Backend = found
         return module
     if required:
-        raise ImportError(f'backend="{name}" cannot be used: {_explain(name, found)}') from found
+        raise ImportError(f'backend="{name}" cannot be used: {found}; {ADVICE[name]}') from found
     _warn_once(name)
     return None
 
@@ -72,31 +71,20 @@ def _find(name: str, required: bool) -> Backend | None:
 def _compiled(name: str) -> Any:
     """The module of a compiled backend, imported at the first need, or what is in the way."""
     try:
-        _check_version(name)
+        if name == "triton":
+            version = import_module("triton").__version__
+            if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+                raise ImportError(f"this is {version}")
+        if name == "cpu":
+            import_module("adafactor.kernels.cpu.library").library()
         return import_module(f"adafactor.kernels.{name}")
-    except (ImportError, RuntimeError) as problem:  # RuntimeError: compiling is switched off, or no folder for the code
+    except ImportError as problem:
         return problem
-
-
-def _check_version(name: str) -> None:
-    package, oldest, _ = PACKAGES[name]
-    version = import_module(package.lower()).__version__
-    if tuple(map(int, version.split(".")[:2])) < oldest:
-        raise ImportError(f"this is {version}")
 
 
 @lru_cache
 def _warn_once(name: str) -> None:
     warn(
-        f"stepping with eager PyTorch, several times slower than compiled code: {_explain(name, _compiled(name))}. "
+        f"stepping with eager PyTorch, several times slower than compiled code: {_compiled(name)}; {ADVICE[name]}. "
         'Pass backend="eager" to silence this.'
     )
-
-
-def _explain(name: str, problem: Exception) -> str:
-    if isinstance(problem, ImportError):
-        package, oldest, source = PACKAGES[name]
-        version = ".".join(map(str, oldest))
-        return f"the compiled step needs {package} {version} or newer ({problem}); {source} brings it"
-    advice = "; NUMBA_CACHE_DIR can name a folder for compiled code" if "cache" in str(problem) else ""
-    return f"{problem}{advice}"
