@@ -23,15 +23,10 @@ class Launch:
     def __init__(self, kernel: Any, programs: tuple[int, ...], given: int, values: Mapping[str, Any], **options: Any):
         """Launch `kernel[programs]`: so many arguments are given each time, all others by their names now."""
         self.kernel, self.programs = kernel, (*programs, 1, 1)[:3]
+        self.constants = [repr(values[name]) for name in kernel.arg_names if name.isupper()]
         self._rest = tuple(values[name] for name in kernel.arg_names[given:])
-        self.options, self._names = OPTIONS | options, kernel.arg_names[given:]
+        self.options = OPTIONS | options
         self._direct: dict[bool, Any] = {}  # by whether the gradient is aligned; the compiled kernel, or None: not so
-
-    @property
-    def variant(self) -> tuple[Any, ...]:
-        """What the kernel is compiled for: the same for parameters that take the same code."""
-        looks = tuple(repr(v) if name.isupper() else _look(v) for name, v in zip(self._names, self._rest, strict=True))
-        return self.kernel.__name__, tuple(sorted(self.options.items())), looks
 
     def __call__(self, is_aligned: bool, *given: Tensor | None) -> None:
         """Launch it on the current stream."""
@@ -44,12 +39,3 @@ class Launch:
         compiled = self.kernel[self.programs](*given, *self._rest, **self.options)
         if compiled is not None and is_aligned not in self._direct:  # the interpreter has none
             self._direct[is_aligned] = compiled[self.programs]
-
-
-def _look(value: Any) -> str:
-    """What of an argument matters to the compiler."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {value.data_ptr() % 16 == 0}"
-    if isinstance(value, tuple):
-        return " ".join(map(_look, value))
-    return f"{value == 1} {value % 16 == 0}" if isinstance(value, int) else type(value).__name__

@@ -161,7 +161,7 @@ class Tiling(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def tiling(matrices: int, n: int, m: int, is_aligned: bool) -> Tiling:
+def tiling(matrices: int, n: int, m: int) -> Tiling:
     """Hold 8192 elements with 8 warps, or 16384 with 16, of as many rows as fit; a thread loads 4 of them at once."""
     size, parts = max(8, 1 << (min(m, ROW) - 1).bit_length()), -(-m // ROW)
     warps = 16 if size > 8192 else 8
@@ -173,4 +173,4 @@ def tiling(matrices: int, n: int, m: int, is_aligned: bool) -> Tiling:
     unit = max(16, 4 * rows)
     while unit < n and matrices * -(-n // unit) > max(1, min(512, 2**23 // m)):  # of column sums: at most 64 MB
         unit *= 2
-    return Tiling(rows, chunk, chunks, warps if is_aligned else 2 * warps, parts, unit, -(-n // unit))
+    return Tiling(rows, chunk, chunks, warps, parts, unit, -(-n // unit))

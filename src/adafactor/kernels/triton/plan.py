@@ -59,10 +59,15 @@ class Plan:
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """What its kernels are compiled for."""
-        launches = [self._small] if self._small else [self._first, self._conclude, self._last]
-        g = self.parameter.gradient
-        return g.dtype, g.stride == self.x.stride(), *(launch.variant for launch in launches if launch is not None)
+        """What its kernels are compiled for: constants, formats, which arguments are None, and how G can be loaded."""
+        known = (f"{name} {getattr(v, 'dtype', v)}" for name, v in self._values.items() if _matters(name, v))
+        return (
+            self.parameter.gradient.dtype,
+            self.layout.is_aligned,
+            self._small is None,
+            *self._first.constants,
+            *known,
+        )
 
     def step(self, g: Tensor) -> None:
         """Take it from G to X."""
@@ -78,7 +83,8 @@ class Plan:
             self._first(_is_aligned(g), g)
             return
         column_sums = torch.empty(self._scratch, dtype=torch.float32, device=g.device)
-        self._first(_is_aligned(g), g, column_sums, self._row_means(g) if self._first.programs[2] > 1 else None)
+        first = self._first if _is_aligned(g) else self._first_odd
+        first(_is_aligned(g), g, column_sums, self._row_means(g) if first.programs[2] > 1 else None)
         self._fold(True, column_sums)
 
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -141,7 +147,7 @@ class Plan:
         """Prepare what comes before `conclude`; return how many units and blocks of columns leave sums for it."""
         layout, values = self.layout, self._values
         b, n, m = layout.matrices, layout.n, layout.m
-        t = tiling(b, n, m, layout.is_aligned)
+        t = tiling(b, n, m)
         units, blocks, self._scratch = b * t.units, b * -(-m // COLUMNS.value), 2 * b * t.units * m
         self._unit_sums, self._u2, self._mean_row = map(self._zeros, (units * f.SUMS.value, blocks, b))
         is_whole = self.parameter.shard is None
@@ -152,9 +158,13 @@ class Plan:
         values |= {"means_ptr": None if is_whole else self._means}
         values |= {"whole_n": self.parameter.shape[layout.axes[0]], "unit": t.unit, "units": t.units}
         ahead = 2 * t.rows * t.chunk * t.chunks * self.parameter.gradient.dtype.itemsize  # bytes of three stages
-        stages = (3 if ahead < SHARED_MEMORY else 2) if layout.is_aligned else 1
-        rows = {"ROWS": t.rows, "CHUNK": t.chunk, "CHUNKS": t.chunks, "STAGES": stages}
-        self._first = Launch(first_pass, (b, t.units, t.parts), 3, values | rows, num_warps=t.warps, **AT_MOST)
+        rows = {"ROWS": t.rows, "CHUNK": t.chunk, "CHUNKS": t.chunks, "STAGES": 3 if ahead < SHARED_MEMORY else 2}
+        one_by_one = rows | {"STAGES": 1}  # where G is not aligned; then a thread has half as many elements
+        grid, warps = (b, t.units, t.parts), t.warps
+        self._first_odd = Launch(first_pass, grid, 3, values | one_by_one, num_warps=2 * warps, **AT_MOST)
+        self._first = Launch(first_pass, grid, 3, values | rows, num_warps=warps, **AT_MOST)
+        if not layout.is_aligned:
+            self._first = self._first_odd
         self._fold = Launch(columns, (blocks,), 1, values | {"FOLDS": True, "AVERAGES": is_whole})
         self._average = Launch(columns, (blocks,), 1, values | {"FOLDS": False, "AVERAGES": True})
         return units, blocks
@@ -189,3 +199,7 @@ class Plan:
 
 def _is_aligned(g: Tensor) -> bool:
     return g.data_ptr() % ALIGNMENT == 0
+
+
+def _matters(name: str, value: Any) -> bool:
+    return name.isupper() or value is None or isinstance(value, Tensor)

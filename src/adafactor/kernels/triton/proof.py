@@ -23,7 +23,7 @@ from adafactor.kernels import eager
 STEPS = 2  # of each variant: the first of a training has no R and no momentum to average with
 LARGEST = 2**24  # elements of a parameter that is copied
 TOLERANCE = 1e-4  # of the distance travelled: what rounding leaves, far below any mistake
-COMPARED = ("step", "row", "col", "full")  # of the state, beside the momentum
+COMPARED = ("step", "row", "col", "full", "momentum_scale")  # of the state, beside the momentum itself
 
 
 @dataclass
@@ -67,49 +67,34 @@ class Twin:
         """Say what is wrong with the step that Triton has taken; then the parameter is given the right one."""
         ours, theirs = self.parameter, self._copy
         travelled = (theirs.x.double() - self._before).abs().max()
-        problems = [_differ("X", _values(ours), _values(theirs), travelled, _grain(theirs))]
-        a, b = momentum.buffer(ours.state), momentum.buffer(theirs.state)
-        if a is not None and b is not None and ours.settings.beta1:
-            (a, unit), (b, _) = _decode(ours, a), _decode(theirs, b)
-            problems.append(_differ("the momentum", a, b, b.abs().max(), unit))
-        for key in COMPARED:
-            if key in ours.state:
-                a, b = ours.state[key].double(), theirs.state[key].double()
-                problems.append(_differ(key, a, b, torch.zeros_like(b), 2 * TOLERANCE * b.abs()))
+        a, b = ours.state, theirs.state
+        problems = [_differ(key, a[key].double(), b[key].double(), 2 * TOLERANCE) for key in COMPARED if key in a]
+        eps = torch.finfo(theirs.x.dtype).eps if theirs.x.dtype.itemsize < 4 else 0.0
+        if ours.rounding == "kahan":  # what rounding has taken away is there, too
+            x, right = (p.x.double() + p.state["compensation"].double() for p in (ours, theirs))
+            problems.append(_differ("X", x, right, 1.01 * eps**2, TOLERANCE * travelled))
+        else:
+            problems.append(_differ("X", ours.x.double(), theirs.x.double(), 1.01 * eps, TOLERANCE * travelled))
+        if (key := momentum.key_in(a)) is not None and ours.settings.beta1:
+            m, expected, dtype = a[key].double(), b[key].double(), a[key].dtype
+            unit, least = (
+                (0.0, 1.01) if dtype == torch.int8 else (torch.finfo(dtype).eps, TOLERANCE * expected.abs().max())
+            )
+            problems.append(_differ("the momentum", m, expected, 1.01 * unit, least))
         found = [problem for problem in problems if problem]
         trial.steps += bool(travelled > 0)
         trial.is_wrong = bool(found)
         if not found:
             return None
         ours.x.copy_(theirs.x)
-        for key, value in ours.state.items():
-            value.copy_(theirs.state[key])
+        for key, value in a.items():
+            value.copy_(b[key])
         return f"{ours.name} ({tuple(ours.x.shape)}, {ours.x.dtype}, {ours.settings}): {'; '.join(found)}"
 
 
-def _values(p: Parameter) -> Tensor:
-    """X in double, with what rounding has taken away."""
-    return p.x.double() + p.state["compensation"].double() if p.rounding == "kahan" else p.x.double()
-
-
-def _grain(p: Parameter) -> Tensor:
-    """One unit in the last place of X's format; two results that are rounded may be that far apart."""
-    eps = torch.finfo(p.x.dtype).eps
-    return 1.01 * p.x.double().abs() * (eps**2 if p.rounding == "kahan" else eps)
-
-
-def _decode(p: Parameter, buffer: Tensor) -> tuple[Tensor, Tensor]:
-    """The momentum in double, and one unit of its format."""
-    if buffer.dtype != torch.int8:
-        return buffer.double(), 1.01 * buffer.double().abs() * torch.finfo(buffer.dtype).eps
-    blocks = momentum.blocks_of(p.factoring, p.settings)
-    assert blocks is not None
-    units = momentum.spread(p.state["momentum_scale"], blocks, buffer).double()
-    return buffer.double() * units, 1.01 * units
-
-
-def _differ(what: str, a: Tensor, b: Tensor, size: Tensor, grain: Tensor) -> str | None:
-    beyond = ~((a - b).abs() <= TOLERANCE * size + grain) & ~(a.isnan() & b.isnan())
+def _differ(what: str, a: Tensor, b: Tensor, share: float, least: float | Tensor = 0.0) -> str | None:
+    """Say where two tensors differ by more than a share of each number, and something more."""
+    beyond = ~((a - b).abs() <= share * b.abs() + least) & ~(a.isnan() & b.isnan())
     if not bool(beyond.any()):
         return None
     return f"{what} differs in {int(beyond.sum())} of {b.numel()} elements, by up to {float((a - b).abs().max()):.3g}"
