@@ -1,4 +1,4 @@
-"""What `adafactor plan` says of four models that people want on one card: the table of docs/one-card.md.
+"""What `adafactor plan` says of four models that people want on one card: the table of docs/backward.md.
 
 python -m studies.one_card    # needs transformers and diffusers, for the shapes of Qwen3, FLUX and SDXL
 """

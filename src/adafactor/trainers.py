@@ -48,7 +48,8 @@ class FromModel:
                 trainer must shard the model with FSDP2.
             accumulate: the trainer's `gradient_accumulation_steps`; 1 under FSDP2, where trainers reduce gradients in
                 the last backward pass of a step only.
-            max_norm: see `adafactor.step_in_backward`. The norm is always measured, for the trainer's log.
+            max_norm: see `adafactor.step_in_backward`. The norm is always measured: it is
+                `optimizer.param_groups[0]["grad_norm"]`, and the trainer, which finds no gradients, logs 0.
             **keywords: of `Adafactor`.
         """
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -65,8 +66,8 @@ class FromModel:
 def in_backward(training_args: Any) -> dict[str, Any]:
     """Return how often transformers' trainer accumulates, and the limit of the norm, which it no longer has to keep.
 
-    `max_grad_norm` becomes 0: there are no gradients left to clip. Without a limit the norm is still measured, for the
-    trainer's log. Under FSDP2 micro-batches are added up before our hooks see them, unless each is reduced.
+    `max_grad_norm` becomes 0: there are no gradients left to clip. Without a limit the norm is still measured. Under
+    FSDP2 micro-batches are added up before our hooks see them, unless each is reduced.
     """
     max_norm, training_args.max_grad_norm = training_args.max_grad_norm or math.inf, 0.0
     each = (training_args.accelerator_config.gradient_accumulation_kwargs or {}).get("sync_each_batch", False)

@@ -126,5 +126,5 @@ def test_the_table_of_one_card_is_what_the_plan_says() -> None:
     pytest.importorskip("transformers")
     assert (
         "\n".join(f"| {' | '.join(cells)} |" for cells in list(one_card.rows())[1:])
-        in (ROOT / "docs" / "one-card.md").read_text()
+        in (ROOT / "docs" / "backward.md").read_text()
     )
