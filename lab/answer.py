@@ -95,7 +95,8 @@ def _short_runs(records: list[Record]) -> list[str]:
         return []
     warm = decayed_difference(records, "quarter", ("O", 6.0), ("B", 6.0))
     more = f"; with a warm-up, {behind(warm)} after 1,000" if warm.seeds else ""
-    return [f"In shorter runs, each row at its best step size, its dev loss is {listed(short)}{more}."]
+    best = "each row at the best step size that was run three times on one text"
+    return [f"In shorter runs, {best}, its dev loss is {listed(short)}{more}."]
 
 
 def decayed_difference(
