@@ -36,8 +36,8 @@ def _as_given(init: Callable[P, None]) -> Callable[P, None]:
         for name in keywords.keys() & FOREIGN.keys():
             raise TypeError(
                 f"Adafactor has no keyword {name!r}; here it is {FOREIGN[name]}. "
-                "adafactor.like(source, params, ...) takes the arguments of transformers', torch's or timm's Adafactor,"
-                " and the class adafactor.hf.Adafactor those of transformers'"
+                "adafactor.like(source, params, ...) takes the arguments of transformers' and torch's Adafactor and of "
+                "AdamW, and the class adafactor.hf.Adafactor those of transformers'"
             )
         params = keywords["params"] if "params" in keywords else args[1] if len(args) > 1 else ()
         groups = [item for item in params if isinstance(item, dict)] if isinstance(params, (list, tuple)) else []
@@ -345,6 +345,6 @@ class Adafactor(Optimizer):
         if not self._warned:
             self._warned = True
             warn(
-                f"skipped {first.name} (shape {first.shape}): its gradient is not finite. The parameter and its state "
-                "are as they were; report() counts such steps. (Shown once)"
+                f"skipped {first.name} (shape {first.shape}): its gradient is not finite, or its second moment is "
+                "not. The parameter and its state are as they were; report() counts such steps. (Shown once)"
             )

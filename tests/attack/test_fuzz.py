@@ -147,6 +147,8 @@ def make_case(number: int) -> Case:
         for _ in range(int(pick(random, [1, 2, 3])))
     ]
     for keywords in groups:
+        if not keywords.get("beta1"):  # without a momentum its format is refused
+            keywords.pop("momentum_dtype", None)
         if keywords.get("beta2") is not None:  # both together are refused
             keywords.pop("beta2_max", None)
     case, usual = Case(number, int(pick(random, [1, 2, 4])), groups, []), pick(random, DTYPES)

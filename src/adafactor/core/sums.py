@@ -114,5 +114,6 @@ def largest_square(t: Tensor, dtype: torch.dtype) -> Tensor:
     """max(T²) in this dtype: finite where all are, and without a temporary."""
     if not t.numel():  # of a shard
         return t.new_zeros((), dtype=dtype)
-    largest: Tensor = vector_norm(t, math.inf)
+    wider = dtype if t.dtype.itemsize <= dtype.itemsize else None  # torch's norm refuses to narrow
+    largest: Tensor = vector_norm(t, math.inf, dtype=wider)
     return largest.to(dtype).square()
