@@ -69,24 +69,6 @@ class Perceptron(nn.Sequential):
         return layer
 
 
-class Images(nn.Sequential):
-    """Two convolutions with a batch norm, and a classifier."""
-
-    def __init__(self, seed: int) -> None:
-        """(B, 1, 8, 8) → (B, 4), the same weights for the same seed."""
-        torch.manual_seed(seed)
-        norm = nn.BatchNorm2d(16)
-        super().__init__(
-            nn.Conv2d(1, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(256, 4)
-        )
-        self.seed = seed
-
-    def loss(self, batch: int) -> Tensor:
-        """Which quarter of a noisy picture is the brightest?"""
-        x = torch.randn(16, 1, 8, 8, generator=_generator(batch, self.seed))
-        return F.cross_entropy(self(x), F.avg_pool2d(x, 4).flatten(1).argmax(1))
-
-
 class LowRank(nn.Module):
     """Two frozen layers, each with a product of two small matrices beside it, of which the second starts at zero."""
 
@@ -180,6 +162,7 @@ class Case:
     train: Train
     fault: str | None = None  # what `diagnose` has to find; None for a healthy run
     also: frozenset[str] = frozenset()  # what is true of it, too
+    says: tuple[str, ...] = ()  # words of the finding
     long: bool = False  # seconds, not tenths
 
     def findings(self, seed: int) -> list[Finding]:
@@ -241,11 +224,6 @@ def _of(make: Callable[[int], nn.Module], **keywords: Any) -> Train:
     return train
 
 
-def _images(seed: int) -> list[Report]:
-    model = Images(seed)
-    return run(Adafactor(model.named_parameters(), backend="eager"), model.loss)
-
-
 def _blocks(seed: int) -> list[Report]:
     torch.manual_seed(seed)
     layer = nn.Linear(16, 16, bias=False)
@@ -292,12 +270,11 @@ def _rise_and_fall(t: int) -> float:
 
 TOO_LARGE = frozenset({"overwritten", "growing", "loss grows", "too small"})
 CASES = [
-    Case("absolute lr=0.1", _language(lr=0.1, **ABSOLUTE), "overwritten", TOO_LARGE, long=True),
-    Case("absolute lr=0.03", _language(lr=0.03, **ABSOLUTE), "overwritten", TOO_LARGE, long=True),
-    Case("relative lr=0.5", _language(lr=0.5), "overwritten", TOO_LARGE, long=True),
+    Case("absolute lr=0.1", _language(lr=0.1, **ABSOLUTE), "overwritten", TOO_LARGE, long=True,
+         says=("relative=True, lr=1e-2",)),
+    Case("relative lr=0.5", _language(lr=0.5), "overwritten", TOO_LARGE, long=True, says=("changes 50% of",)),
     Case("a scheduler that jumps to lr=0.1", _language(rate=lambda t: 1.0 if t < 30 else 100.0, lr=1e-3, **ABSOLUTE),
          "overwritten", TOO_LARGE, long=True),
-    Case("lr=0.1 with momentum", _language(lr=0.1, beta1=0.9, **ABSOLUTE), "overwritten", TOO_LARGE, long=True),
     Case("absolute lr=0.3 for 120 steps", _language(120, lr=0.3, **ABSOLUTE), "growing", TOO_LARGE, long=True),
     Case("AdamW's lr=3e-4 with relative steps", _language(lr=3e-4), "hardly moves", long=True),
     Case("AdamW's lr=1e-3 and schedule with relative steps", _language(rate=_rise_and_fall, lr=1e-3), "hardly moves",
@@ -307,29 +284,32 @@ CASES = [
     Case("other data from step 30 on", _perceptron(60, lambda t: 1.0 if t < 30 else 50.0), "loss grows"),
     Case("gradients that grow twenty-fold, without clipping",
          _perceptron(80, lambda t: 20.0 if t >= 60 else 1.0, lr=1e-3, beta2=0.999, clip=None, **ABSOLUTE),
-         "out of date", frozenset({"loss grows"})),
+         "out of date", frozenset({"loss grows"}),
+         says=("clip=1.0", "beta2=None", "warm-up", "2 of 4 tensors: 0.weight, 2.weight",)),
     Case("gradients that fall a thousand-fold", _perceptron(40, lambda t: 1e3 if t < 12 else 1.0, beta2=0.999),
-         "too small"),
-    Case("two halves in one matrix", _blocks, "poor fit"),
+         "too small", says=("beta2=None", "0.weight, 2.weight",)),
+    Case("two halves in one matrix", _blocks, "poor fit", says=("factored=False", "(certain)",)),
     Case("bfloat16, lr=5e-5", _language(lr=5e-5, dtype=torch.bfloat16, **ABSOLUTE), "lost to rounding", long=True),
-    Case("a loss that is NaN", _perceptron(spoil=lambda t, model: _nan(t, model.parameters())), "not finite"),
-    Case("a layer that overflows", _perceptron(spoil=lambda t, model: _nan(t, [model.last.weight])), "not finite"),
+    Case("a loss that is NaN", _perceptron(spoil=lambda t, model: _nan(t, model.parameters())), "not finite",
+         says=("the loss itself", "4 of 4 tensors", "3 steps skipped",)),
+    Case("a layer that overflows", _perceptron(spoil=lambda t, model: _nan(t, [model.last.weight])), "not finite",
+         says=("overflows in these layers", "where: 2.weight", "3 steps skipped",
+         "change: It is not every parameter, so the loss is finite",)),
     Case("a layer that is not used", _of(Idle), "unused", frozenset({"zero gradient"})),
     Case("a layer that is multiplied by zero", _of(Idle), "zero gradient", frozenset({"unused"})),
     Case("units that die at step 24 of 40", _perceptron(spoil=_dying), "zero gradient", frozenset({"loss grows"})),
     Case("a scheduler that ends at step 24 of 40", _perceptron(rate=lambda t: float(t < 24)), "no step size"),
-    Case("a matrix that starts at zero", _perceptron(change=lambda m: nn.init.zeros_(m.last.weight)), "on the floor"),
+    Case("a matrix that starts at zero", _perceptron(change=lambda m: nn.init.zeros_(m.last.weight)), "on the floor",
+         says=("where: 2.weight", "100 steps",)),
     Case("LoRA with relative steps", _of(LowRank), "on the floor"),
-    Case("clip=0.2", _perceptron(220, clip=0.2), "always clipped"),
+    Case("clip=0.2", _perceptron(220, clip=0.2), "always clipped", says=("clip=1.0",)),
     Case("decay_rate=1.2", _perceptron(decay_rate=1.2), "never forgets"),
     Case("random answers", _noise, "nothing to learn"),
     Case("the defaults", _language(), long=True),
     Case("the defaults in bfloat16", _language(dtype=torch.bfloat16), long=True),
-    Case("the defaults, convolutions", _images),
     Case("the paper's warm-up",
          _language(rate=lambda t: schedules.with_warmup(t + 1, 1e-4), lr=1.0, lr_decay=None), long=True),
     Case("absolute lr=1e-3", _language(lr=1e-3, **ABSOLUTE), long=True),
-    Case("absolute lr=1e-3 without clipping", _language(lr=1e-3, clip=None, **ABSOLUTE), long=True),
     Case("absolute lr=1e-2, the best of this model", _language(lr=1e-2, **ABSOLUTE), long=True),
     Case("absolute lr=3e-3, warm-up and cosine", _language(rate=_rise_and_fall, lr=3e-3, **ABSOLUTE), long=True),
     Case("bfloat16 with stochastic rounding",
