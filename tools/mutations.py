@@ -11,6 +11,7 @@ hold, what takes longer. Where all hold, the mutation is not caught: a test is m
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
 import shutil
@@ -23,6 +24,13 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
+
+# Children are forks, so that none has to import these again. The first decides which library of the core is loaded,
+# that of `build`; the second that Triton's kernels are interpreted.
+os.environ |= {"ATEN_CPU_CAPABILITY": "default", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+
+import pytest  # noqa: E402
+import torch.distributed.tensor  # noqa: E402, F401
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # of one run of tests
@@ -135,26 +143,39 @@ class Tree:
 
     def first_failure(self, number: int) -> tuple[str, str] | None:
         """Run a stage; return the first test that fails, and why."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *self.backend.stages[number]]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.root / "src"),
-            "PYTHONDONTWRITEBYTECODE": "1",  # a mutation may have the length and the second of the text before it
-            "COLUMNS": "300",
-            "ATEN_CPU_CAPABILITY": "default",  # so that the library that `build` compiles is the one that is loaded
-        }
-        try:
-            run = subprocess.run(
-                command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=SECONDS
-            )
-        except subprocess.TimeoutExpired:
+        output = self.root / "output"
+        child = multiprocessing.get_context("fork").Process(
+            target=run_tests, args=(self.root, self.backend.stages[number], output)
+        )
+        child.start()
+        child.join(SECONDS)
+        if child.exitcode is None:
+            child.kill()
             return "no test ends", f"after {SECONDS} s"
-        if run.returncode == 0:
+        said = output.read_text()
+        if child.exitcode == 0:
             return None
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - (.*))?$", run.stdout, re.MULTILINE)
-        if run.returncode != 1 or failed is None:
-            raise SystemExit(f"the tests did not run:\n{run.stdout[-3000:]}{run.stderr[-1000:]}")
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - (.*))?$", said, re.MULTILINE)
+        if child.exitcode < 0:
+            return "a test ends the process", f"signal {-child.exitcode}"
+        if child.exitcode != 1 or failed is None:
+            raise SystemExit(f"the tests did not run:\n{said[-3000:]}")
         return failed[1].removeprefix("tests/"), (failed[2] or "").strip()
+
+
+def run_tests(root: Path, arguments: tuple[str, ...], output: Path) -> None:
+    """In a child process: run tests of the tree at `root`, and exit as pytest does."""
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(root)
+    sys.dont_write_bytecode = True  # a mutation may have the length and the second of the text before it
+    sys.path[:] = [str(root / "src"), *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("adafactor", "tests", "tools")]:
+        del sys.modules[name]
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *arguments])
+    sys.stdout.flush()
+    os._exit(int(code))
 
 
 def outcomes(name: str, only: str) -> Iterator[tuple[Mutation, Outcome]]:

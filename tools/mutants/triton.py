@@ -13,8 +13,8 @@ MUTATIONS = [
     (
         "C of the state is never written",
         LAST,
-        "tl.store(own_col_ptr, new_col, mask=cols < tl.where(first == 0, m, 0))",
-        "tl.store(own_col_ptr, new_col, mask=cols < 0)",
+        "c = keep_factor(own_col_ptr, new_col_ptr + matrix * m, cols, m, first == 0) * scale",
+        "c = keep_factor(own_col_ptr, new_col_ptr + matrix * m, cols, m, first < 0) * scale",
     ),
     ("C is that of this step alone", BETWEEN, "mean, tl.load(fields_ptr + f.W2))", "mean, 1.0)"),
     ("R is that of this step alone", FIRST, "new = average(old, mean, w2)", "new = average(old, mean, 1.0)"),
