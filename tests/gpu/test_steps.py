@@ -21,6 +21,11 @@ ROWS = [
     for case in STEPPED
 ]
 WIDE = [replace(case, shape=(300, 4100)) for case in STEPPED if len(case.shape) == 2 and case.shape[0] > 1]
+WIDE += [
+    replace(case, shape=(96, 11008), name=f"{case}, 11008 columns")
+    for case in STEPPED
+    if case.name in ("the defaults", "bfloat16 stochastic")
+]
 # Every tensor a few elements off the tiles, and none of it so small that one program has it.
 LARGE = [pytest.param(case, id=str(case)) for case in WIDE]
 

@@ -45,7 +45,7 @@ def test_every_file_and_table_that_contributing_names_exists() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     files = {path: path.read_text() for name in ("src", "tests") for path in (ROOT / name).rglob("*.py")}
     named, tables = re.findall(r"`([\w/]+\.py)`", text), re.findall(r"`([A-Z]{4,})`", text)
-    assert "core/contract.py" in named and {"PACKAGES", "AUTO", "BACKENDS"} <= set(tables)
+    assert "core/contract.py" in named and {"ADVICE", "AUTO", "BACKENDS"} <= set(tables)
     assert not [name for name in named if not any(path.as_posix().endswith(f"/{name}") for path in files)]
     assert not [name for name in tables if not any(f"\n{name} = " in content for content in files.values())]
 

@@ -55,7 +55,7 @@ class Twin:
 
     def __init__(self, parameter: Parameter, g: Tensor, settings: Sequence[Settings]):
         """Take the step with the copy, before the parameter itself takes it."""
-        self.parameter, self._before = parameter, parameter.x.double()
+        self.parameter, self._before = parameter, parameter.x.clone()
         state = {key: value.clone() for key, value in parameter.state.items()}
         self._copy = replace(parameter, x=parameter.x.clone(), state=state, metrics=StepMetrics())
         (executor,) = eager.prepare([self._copy])
@@ -66,17 +66,17 @@ class Twin:
     def compare(self, trial: Trial) -> str | None:
         """Say what is wrong with the step that Triton has taken; then the parameter is given the right one."""
         ours, theirs = self.parameter, self._copy
-        travelled = (theirs.x.double() - self._before).abs().max()
+        travelled = (theirs.x.float() - self._before.float()).abs().max()
         a, b = ours.state, theirs.state
-        problems = [_differ(key, a[key].double(), b[key].double(), 2 * TOLERANCE) for key in COMPARED if key in a]
+        problems = [_differ(key, a[key].float(), b[key].float(), 2 * TOLERANCE) for key in COMPARED if key in a]
         eps = torch.finfo(theirs.x.dtype).eps if theirs.x.dtype.itemsize < 4 else 0.0
         if ours.rounding == "kahan":  # what rounding has taken away is there, too
-            x, right = (p.x.double() + p.state["compensation"].double() for p in (ours, theirs))
+            x, right = (p.x.float() + p.state["compensation"].float() for p in (ours, theirs))
             problems.append(_differ("X", x, right, 1.01 * eps**2, TOLERANCE * travelled))
         else:
-            problems.append(_differ("X", ours.x.double(), theirs.x.double(), 1.01 * eps, TOLERANCE * travelled))
+            problems.append(_differ("X", ours.x.float(), theirs.x.float(), 1.01 * eps, TOLERANCE * travelled))
         if (key := momentum.key_in(a)) is not None and ours.settings.beta1:
-            m, expected, dtype = a[key].double(), b[key].double(), a[key].dtype
+            m, expected, dtype = a[key].float(), b[key].float(), a[key].dtype
             unit, least = (
                 (0.0, 1.01) if dtype == torch.int8 else (torch.finfo(dtype).eps, TOLERANCE * expected.abs().max())
             )
