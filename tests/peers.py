@@ -54,13 +54,13 @@ def error_to_the_paper(make: Make, rms: float) -> str:
     start = gradient((24, 16), 99, torch.float64)
     exact = oracle.algorithm_4(start.numpy(), [g.numpy() for g in grads], **oracle.algorithm_6())
     ours = stepped(make, start, grads).numpy()
-    return f"{np.abs(ours - exact).max() / np.abs(exact - start.numpy()).max():.1%}"
+    return f"{np.abs(ours - exact).max() / np.abs(exact - start.numpy()).max():.0%}"
 
 
 def first_step(make: Make, rms: float) -> str:
     """The first bfloat16 step from zero, as a share of α₁ = 10⁻³·10⁻²: RMS(Û₁) is 1 in the paper."""
     p = stepped(make, torch.zeros(64, 32, dtype=torch.bfloat16), [gradient((64, 32), 0, torch.bfloat16, rms)])
-    return f"{float(p.double().square().mean().sqrt()) / 1e-5:.1%}"
+    return f"{float(p.double().square().mean().sqrt()) / 1e-5:.0%}"
 
 
 def resumes(make: Make) -> str:
