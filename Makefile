@@ -16,8 +16,8 @@ reproduce: .venv/ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 TOOLS := tests/tools tests/lab
 
-# While you work: the oracle, the paper and any gradient at all, in plain torch alone. About half a minute.
-QUICK := $(addprefix tests/step/test_,$(addsuffix .py,oracle paper tensors nonfinite arguments))
+# While you work: every property, the oracle and the paper, in plain torch alone. About half a minute.
+QUICK := tests/test_properties.py $(wildcard $(addprefix tests/step/test_,oracle.py paper.py arguments.py))
 
 quick: .venv/ready
 	$(PYTEST) --only-backend eager $(QUICK)
@@ -50,7 +50,7 @@ docs: .venv/ready
 bench: .venv/bench
 	$(BIN)/python -m benchmarks --suite all --cost --output runs/bench
 
-# The core's tests with every version that docs/machines.md names, one venv for each: hours. It continues where it was.
+# The core's tests with the oldest and newest versions that docs/machines.md names, one venv for each: an hour or more.
 matrix:
 	$(PYTHON) -m tools.matrix --prune
 

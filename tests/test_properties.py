@@ -237,9 +237,11 @@ def test_what_is_left_to_eager_is_refused_by_name_before_anything_changes(case: 
     assert_same(run.bits(), before)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_auto_takes_every_row(case: Case) -> None:
-    backend = next(name for name in ("cpu", "eager") if name not in case.left_to_eager)
+AUTO = [(case, next(name for name in ("cpu", "eager") if name not in case.left_to_eager)) for case in CASES]
+
+
+@pytest.mark.parametrize(("case", "backend"), AUTO, ids=[f"{case}-{backend}" for case, backend in AUTO])
+def test_auto_takes_every_row(case: Case, backend: str) -> None:
     assert_same(Run(case, "auto").step(2).bits(), Run(case, backend).step(2).bits())
 
 

@@ -48,7 +48,7 @@ CELLS = (
     Cell("3.10", "2.6.0", "1.23.5"),  # the oldest of all
     Cell("3.10", "2.6.0"),
     Cell("3.12", "2.8.0"),
-    Cell("3.13", "2.10.0", numpy="2.3.5"),  # its Triton's interpreter does not work with NumPy 2.4
+    Cell("3.13", "2.10.0", "2.3.5"),  # its Triton's interpreter does not work with NumPy 2.4
     Cell("3.11", "2.13.0"),
     Cell("3.13", "2.15.0"),  # what a plain `pip install` brought in November 2026
 )
