@@ -151,7 +151,7 @@ def test_a_counted_edit_of_a_shard_is_measured_before_the_step_and_any_other_one
     def check() -> None:
         mesh = line()
         for is_counted in (True, False):
-            x = torch.randn(40, 24, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+            x = torch.randn(40, 24, generator=torch.Generator().manual_seed(9))
             p = split(x, mesh, [Shard(0)]).requires_grad_()
             optimizer = Adafactor([p], backend=backend)
 
@@ -167,9 +167,9 @@ def test_a_counted_edit_of_a_shard_is_measured_before_the_step_and_any_other_one
                     (local(p) if is_counted else local(p).data)[7] *= 20
             used, right = step()
             if is_counted:
-                assert used == pytest.approx(right, rel=1e-9)
+                assert used == pytest.approx(right, rel=1e-5)
             for _ in range(2):
                 used, right = step()
-                assert used == pytest.approx(right, rel=1e-9)
+                assert used == pytest.approx(right, rel=1e-5)
 
     on_ranks(2, check)
