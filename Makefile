@@ -48,7 +48,7 @@ docs: .venv/ready
 
 # Long, and it wants an otherwise idle machine. `python -m benchmarks --help` for parts of it.
 bench: .venv/bench
-	$(BIN)/python -m benchmarks --suite all --cost --output runs/bench
+	$(BIN)/python -m benchmarks
 
 # The core's tests with the oldest and newest versions that docs/machines.md names, one venv for each: an hour or more.
 matrix:
