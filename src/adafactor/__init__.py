@@ -23,7 +23,7 @@ __all__ = [
     "schedules",
     "step_in_backward",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def __getattr__(name: str) -> Any:
