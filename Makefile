@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo reproduce quick test test-tools test-all lint docs bench matrix release clean
+.PHONY: demo reproduce quick test test-tools test-all lint sanitize docs bench matrix release clean
 
 demo: .venv/ready
 	$(BIN)/python -m lab demo
@@ -41,6 +41,10 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(filter %.h %.cpp,$(CORE))
+
+# The C++ core with the compiler's checks of addresses and of what C++ leaves undefined: some minutes.
+sanitize: .venv/ready
+	$(BIN)/python tests/kernels/sanitize.py
 
 # Into site/, warnings as errors, nothing fetched. To read it with its search: python -m http.server -d site
 docs: .venv/ready

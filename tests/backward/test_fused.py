@@ -27,7 +27,6 @@ def fuse(run: Run) -> None:
     ("dtype", "rounding"),
     [(torch.float32, "nearest"), (torch.bfloat16, "stochastic"), (torch.bfloat16, "kahan")],
 )
-@pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")  # what is transposed and rounded at random
 def test_a_fused_backward_pass_ends_on_the_bits_of_step(backend: str, dtype: torch.dtype, rounding: str) -> None:
     ordinary, fused = (Run(dtype, beta1=0.9, rounding=rounding) for _ in range(2))
     fuse(fused)

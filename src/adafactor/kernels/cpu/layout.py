@@ -120,7 +120,8 @@ def _find_blocks(parameter: Parameter, layout: Layout) -> str | None:
     block, blocks = block_of(parameter), _blocks_of(parameter)
     if blocks is None:
         return None
-    if layout.order != tuple(range(parameter.x.dim())):
+    long = [axis for axis in layout.order if parameter.x.shape[axis] > 1]
+    if long != sorted(long):
         return "blocks of its int8 momentum are not in one piece in memory"
     line = prod(parameter.x.shape[blocks.axis :])
     if isinstance(parameter.factoring, Factored):

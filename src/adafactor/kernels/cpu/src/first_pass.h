@@ -27,6 +27,12 @@ inline double mean_of_row(const Job& job, double squares) {
     return (squares + double(job.cols / job.period) * job.eps1) / job.n_cols;
 }
 
+// Writes some numbers again and again.
+inline void repeat(const float* values, int64_t period, float* out, int64_t n) {
+    for (int64_t j = 0; j < std::min(period, n); ++j) out[j] = values[j];
+    for (int64_t j = period; j < n; ++j) out[j] = out[j - period];
+}
+
 // The rows of G in a chunk, and where their sums belong.
 template <class G>
 struct Summing {
@@ -94,18 +100,19 @@ struct Summing {
 
     // Where entries of R alternate along a line: by way of a tile with a number for each of its own.
     void sum_one_by_number(int64_t line, int64_t part) const {
-        const int64_t longest = TILE / job.period * job.period, first = line * job.period;
-        float tile[TILE] = {};
+        const int64_t period = job.period, longest = period * std::clamp<int64_t>(TILE / period, 1, 16);
+        const int64_t first = line * period;
+        alignas(64) float tile[TILE];
+        double sums[TILE];
+        fill_with_zeros(tile, longest), fill_with_zeros(sums, period);
         for (int64_t j = 0; j < job.cols; j += longest)
             squares_by_number(g(line, j), tile, squares + part * job.cols + j, std::min(longest, job.cols - j));
-        for (int64_t k = 0; k < job.period; ++k) {
-            double sum = 0;
-            for (int64_t j = k; j < longest; j += job.period) sum += tile[j];
-            set_row(first + k, sum);
-        }
+        for (int64_t j = 0; j < longest; j += period)
+            for (int64_t k = 0; k < period; ++k) sums[k] += tile[j + k];
+        for (int64_t k = 0; k < period; ++k) set_row(first + k, sums[k]);
         if (job.needs_second_pass) return;
-        invert_roots(s.row_scale + first, job.period);
-        for (int64_t j = 0; j < longest; ++j) tile[j] = s.row_scale[first + j % job.period];
+        invert_roots(s.row_scale + first, period);
+        repeat(s.row_scale + first, period, tile, longest);
         for (int64_t j = 0; j < job.cols; j += longest)
             energies_by_number(g(line, j), tile, energies + part * job.cols + j, std::min(longest, job.cols - j));
     }

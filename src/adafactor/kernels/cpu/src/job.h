@@ -110,12 +110,12 @@ inline Chunk chunk_at(const Job& job, int64_t number) {
 // are many, and who trains in it does not train on a CPU.
 inline bool is_direct(const Job& job) {
     const bool has_half = job.x_type == FLOAT16 || job.g_type == FLOAT16;
-    return job.factored && job.period == 1 && !job.momentum && job.rounding != KAHAN && !has_half;
+    return job.factored && !job.momentum && job.rounding != KAHAN && !has_half;
 }
 
 // The longest stretch: whole periods and whole blocks, so that every stretch begins with one.
 inline int64_t longest_stretch(const Job& job) {
-    if (is_direct(job)) return WIDTH;
+    if (is_direct(job) && job.period == 1) return WIDTH;
     const int64_t unit = job.momentum == IN_INT8 ? job.block : job.period;
     return TILE / unit * unit;
 }
@@ -150,7 +150,7 @@ void for_each_stretch(const Job& job, Chunk chunk, const One& one, const Two& tw
         }
         return;
     }
-    const int64_t half = is_direct(job) ? (chunk.stop - chunk.start) / 2 : 0;
+    const int64_t half = is_direct(job) && job.period == 1 ? (chunk.stop - chunk.start) / 2 : 0;
     const auto cut = [&](int64_t row, int64_t part, int64_t j) {
         return stretch_at(job, chunk.batch, row, part, j, longest);
     };

@@ -18,7 +18,7 @@ struct Stepping {
     Tiles<G> tiles = {job, s, true};
     const float decay = float(job.decay);
     double x2_before = 0, x2_after = 0;
-    X copies[3][WIDTH] = {};
+    X copies[3][WIDTH];
 
     X* x(Stretch part, int which = 0) {
         X* const x = at<X>(job.x, part.i);
@@ -43,10 +43,18 @@ struct Stepping {
         step([](Stretch) { return Nearest<X>(); });
     }
 
+    ByNumber<G> move_by_number(Stretch part) {
+        if (measures) return {reinterpret_cast<const G*>(ZEROS), ZEROS, ZEROS};
+        return {at<G>(job.g, part.i), tiles.rows_of(part), s.col_scale + part.col};
+    }
+
     void step_directly(Chunk chunk) {
         if constexpr (!std::is_same_v<X, Float16> && !std::is_same_v<G, Float16>)
             with_rounding([&](auto rounding) {
-                const auto one = [&](Stretch a) { add(descend(x(a), move(a), rounding(a), decay, a.n)); };
+                const auto one = [&](Stretch a) {
+                    add(job.period == 1 ? descend(x(a), move(a), rounding(a), decay, a.n)
+                                        : descend(x(a), move_by_number(a), rounding(a), decay, a.n));
+                };
                 const auto two = [&](Stretch a, Stretch b) {
                     add(descend_two(x(a), x(b, 1), move(a), move(b), rounding(a), rounding(b), decay, a.n));
                 };
@@ -65,6 +73,7 @@ struct Stepping {
     void step_by_tile(Stretch part, FromTile by) {
         if constexpr (!std::is_same_v<X, float>)
             if (job.rounding == KAHAN) {
+                if (measures) fill_with_zeros(copies[2], part.n);
                 X* const kept = measures ? copies[2] : at<X>(job.compensation, part.i);
                 return add(descend_compensated(x(part), kept, by, decay, part.n));
             }

@@ -105,30 +105,52 @@ float energy_of_unfactored(const G* __restrict g, const float* __restrict v, Ave
 
 // ---- tiles: stretches of U, on the way from G to what X moves by
 
+// What X moves by is G·r·c with the scales of its row and column, from left to right: r·c alone may leave float …
+template <class G>
+struct Direct {
+    const G* g;
+    float row;
+    const float* col;
+    INLINE float operator()(int64_t j) const { return load(g[j]) * row * col[j]; }
+};
+
+// … where entries of R alternate along a line, too …
+template <class G>
+struct ByNumber {
+    const G* g;
+    const float *row, *col;
+    INLINE float operator()(int64_t j) const { return load(g[j]) * row[j] * col[j]; }
+};
+
+// … or a tile, times a rate.
+struct FromTile {
+    const float* u;
+    float rate;
+    INLINE float operator()(int64_t j) const { return u[j] * rate; }
+};
+
 template <class G>
 void load_tile(const G* __restrict g, float* __restrict u, int64_t n) {
     LOOP
     for (int64_t j = 0; j < n; ++j) u[j] = load(g[j]);
 }
 
-inline void scale_tile(float* __restrict u, float row, const float* __restrict col, int64_t n) {
+// Fills a tile; `by` may be of the tile itself.
+template <class By>
+void fill_tile(const By by, float* u, int64_t n) {
     LOOP
-    for (int64_t j = 0; j < n; ++j) u[j] = u[j] * row * col[j];  // from left to right: r·c alone may leave float
+    for (int64_t j = 0; j < n; ++j) u[j] = by(j);
 }
 
-inline void scale_tile(float* __restrict u, const float* __restrict row, const float* __restrict col, int64_t n) {
-    LOOP
-    for (int64_t j = 0; j < n; ++j) u[j] = u[j] * row[j] * col[j];
-}
-
-// Divides by √V̂ as it will be. V̂ is written to `v`, which may be the state itself.
-template <class G>
-void divide_tile(float* __restrict u, const G* __restrict g, const float* old, float* v, Average average, float scale,
+// Divides what U is made of, G or a tile, by √V̂ as it will be. V̂ is written to `v`, which may be the state itself.
+template <class G, class M>
+void divide_tile(const G* g, const M* m, const float* old, float* v, Average average, float scale, float* u,
                  int64_t n) {
     LOOP
     for (int64_t j = 0; j < n; ++j) {
-        v[j] = average(old[j], load(g[j]));
-        u[j] = u[j] / std::sqrt(v[j]) * scale;
+        const float now = average(old[j], load(g[j]));
+        u[j] = load(m[j]) / std::sqrt(now) * scale;
+        v[j] = now;
     }
 }
 
@@ -142,27 +164,40 @@ inline double sum_of_squares(const float* __restrict u, int64_t n) {
 // ---- momentum: average the tile into it, and leave it in the tile as it was computed
 
 // old + w·(u − old), or from the other end where w is near 1: in float, 1 − w is not lost.
+template <bool NEAR_ONE>
 struct Blend {
-    float weight, rest;
+    float weight;  // w, or 1 − w
     INLINE float operator()(float old, float u) const {
-        return weight < 0.5f ? multiply_add(weight, u - old, old) : multiply_add(rest, old - u, u);
+        return NEAR_ONE ? multiply_add(weight, old - u, u) : multiply_add(weight, u - old, old);
     }
 };
 
-template <class M>
-void blend_in(const M* __restrict m, float* __restrict u, Blend blend, int64_t n) {
+// Leaves the average in the tile and, in float, in the momentum: if it is not to be written, `kept` is the tile, too.
+template <class Average>
+void average_in(const float* m, float* kept, float* u, Average blend, int64_t n) {
+    LOOP
+    for (int64_t j = 0; j < n; ++j) kept[j] = u[j] = blend(m[j], u[j]);
+}
+
+template <class Average>
+void average_in(const Bfloat16* __restrict m, float* __restrict u, Average blend, int64_t n) {
     LOOP
     for (int64_t j = 0; j < n; ++j) u[j] = blend(load(m[j]), u[j]);
 }
 
-inline void blend_in(const int8_t* __restrict m, float scale, float* __restrict u, Blend blend, int64_t n) {
+template <class Average>
+void average_in(const int8_t* __restrict m, float scale, float* __restrict u, Average blend, int64_t n) {
     LOOP
     for (int64_t j = 0; j < n; ++j) u[j] = blend(float(m[j]) * scale, u[j]);
 }
 
-inline void keep_at_random(const float* __restrict u, Bfloat16* __restrict m, Words words, int64_t n) {
+template <class Average>
+void average_in_at_random(Bfloat16* __restrict m, float* __restrict u, Average blend, Words words, int64_t n) {
     LOOP
-    for (int64_t j = 0; j < n; ++j) m[j] = store<Bfloat16>(at_random<Bfloat16>(u[j], words(j) >> 16));
+    for (int64_t j = 0; j < n; ++j) {
+        u[j] = blend(load(m[j]), u[j]);
+        m[j] = store<Bfloat16>(at_random<Bfloat16>(u[j], words(j) >> 16));
+    }
 }
 
 // int8: a block of integers with one scale.
@@ -180,8 +215,7 @@ inline float largest_of(const float* __restrict u, int64_t n) {
     return largest < TINY ? 0.0f : largest;
 }
 
-// The integer at or below u·inverse + chance. Within the block the product is between −127 and 127; the sum is made
-// positive, so that cutting it off rounds it down.
+// The integers at or below u·inverse + chance.
 inline void encode_at_random(const float* __restrict u, int8_t* __restrict m, float inverse, Words words, int64_t n) {
     LOOP
     for (int64_t j = 0; j < n; ++j) {
@@ -192,22 +226,6 @@ inline void encode_at_random(const float* __restrict u, int8_t* __restrict m, fl
 }
 
 // ---- last pass: the loops that step X: X·decay − what it moves by
-
-// What X moves by is G·r·c with the scales of its row and column, where no momentum comes between …
-template <class G>
-struct Direct {
-    const G* g;
-    float row;
-    const float* col;
-    INLINE float operator()(int64_t j) const { return load(g[j]) * row * col[j]; }
-};
-
-// … or a tile, times a rate.
-struct FromTile {
-    const float* u;
-    float rate;
-    INLINE float operator()(int64_t j) const { return u[j] * rate; }
-};
 
 template <class X>
 struct Nearest {

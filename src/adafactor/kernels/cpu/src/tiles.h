@@ -13,62 +13,75 @@ struct Tiles {
     const Scratch& s;
     const bool writes;
     const Average average = average_of(job);
-    const Blend blend = {float(job.w1), float(1 - job.w1)};
-    int64_t line_of_rows = -1;          // the line whose scales are in `rows`
-    alignas(64) float u[TILE] = {};     // the tile
-    alignas(64) float rows[TILE] = {};  // where entries of R alternate along a line: 1/√R of each number
-    alignas(64) float v[TILE] = {};     // V̂, where it is not written to the state
+    int64_t line_of_rows = -1;     // the line whose scales are in `rows`
+    alignas(64) float u[TILE];     // the tile
+    alignas(64) float rows[TILE];  // where entries of R alternate along a line: 1/√R of each number
+    alignas(64) float v[TILE];     // V̂, where it is not written to the state
 
     // What X moves by, but for a rate.
     void form(Stretch part) {
-        load_tile(at<G>(job.g, part.i), u, part.n);
-        if (job.momentum && job.momentum_of == OF_GRADIENT) average_momentum(part);
-        job.factored ? scale(part) : divide(part);
-        if (job.momentum && job.momentum_of != OF_GRADIENT && writes) average_momentum(part);
+        const G* g = at<G>(job.g, part.i);
+        if (job.momentum && job.momentum_of == OF_GRADIENT) {
+            load_tile(g, u, part.n);
+            average_momentum(part);
+            return form_of(part, u);
+        }
+        form_of(part, g);
+        if (job.momentum && writes) average_momentum(part);
     }
 
-    void scale(Stretch part) {
+    // U of G or of its momentum.
+    template <class M>
+    void form_of(Stretch part, const M* m) {
         const float* col = s.col_scale + part.col;
-        if (job.period == 1) return scale_tile(u, s.row_scale[part.line], col, part.n);
+        if (!job.factored) {
+            float* state = at<float>(job.full, part.i);
+            divide_tile(at<G>(job.g, part.i), m, state, writes ? state : v, average, writes ? float(job.scale) : 1.0f,
+                        u, part.n);
+        } else if (job.period == 1) {
+            fill_tile(Direct<M>{m, s.row_scale[part.line], col}, u, part.n);
+        } else {
+            fill_tile(ByNumber<M>{m, rows_of(part), col}, u, part.n);
+        }
+    }
+
+    // 1/√R of each number of a stretch, which begins with the first of the entries.
+    const float* rows_of(Stretch part) {
         if (line_of_rows != part.line) {
             line_of_rows = part.line;
-            const float* r = s.row_scale + part.line * job.period;
-            const int64_t n = std::min(job.cols, TILE / job.period * job.period);
-            for (int64_t j = 0; j < n; ++j) rows[j] = r[j % job.period];
+            repeat(s.row_scale + part.line * job.period, job.period, rows, std::min(job.cols, longest_stretch(job)));
         }
-        scale_tile(u, rows, col, part.n);  // a stretch begins with the first of the entries
-    }
-
-    void divide(Stretch part) {
-        float* state = at<float>(job.full, part.i);
-        divide_tile(u, at<G>(job.g, part.i), state, writes ? state : v, average, writes ? float(job.scale) : 1.0f,
-                    part.n);
+        return rows;
     }
 
     void average_momentum(Stretch part) {
-        if (job.momentum == IN_FLOAT32) {
-            float* m = at<float>(job.m, part.i);
-            blend_in(m, u, blend, part.n);
-            if (writes) std::memcpy(m, u, size_t(part.n) * sizeof(float));
-        } else if (job.momentum == IN_BFLOAT16) {
-            Bfloat16* m = at<Bfloat16>(job.m, part.i);
-            blend_in(m, u, blend, part.n);
-            if (writes) keep_at_random(u, m, words_of(job, part), part.n);
-        } else {
-            average_in_blocks(part);
-        }
+        if (job.w1 < 0.5)
+            average_momentum(part, Blend<false>{float(job.w1)});
+        else
+            average_momentum(part, Blend<true>{float(1 - job.w1)});
     }
 
-    void average_in_blocks(Stretch part) {
+    template <class Average>
+    void average_momentum(Stretch part, Average blend) {
+        if (job.momentum == IN_INT8) return average_in_blocks(part, blend);
+        if (job.momentum == IN_FLOAT32) {
+            float* m = at<float>(job.m, part.i);
+            return average_in(m, writes ? m : u, u, blend, part.n);
+        }
+        Bfloat16* m = at<Bfloat16>(job.m, part.i);
+        writes ? average_in_at_random(m, u, blend, words_of(job, part), part.n) : average_in(m, u, blend, part.n);
+    }
+
+    template <class Average>
+    void average_in_blocks(Stretch part, Average blend) {
         int8_t* m = at<int8_t>(job.m, part.i);
         float* scale = at<float>(job.m_scales, part.line * divided_up(job.cols, job.block) + part.start / job.block);
-        for (int64_t j = 0; j < part.n; j += job.block, ++scale) {
+        Words words = words_of(job, part);
+        for (int64_t j = 0; j < part.n; j += job.block, ++scale, words.first += uint32_t(job.block)) {
             const int64_t n = std::min(job.block, part.n - j);
-            blend_in(m + j, *scale, u + j, blend, n);
+            average_in(m + j, *scale, u + j, blend, n);
             if (!writes) continue;
             const float largest = largest_of(u + j, n), inverse = largest > 0 ? MOST / largest : 0.0f;
-            Words words = words_of(job, part);
-            words.first += uint32_t(j);
             *scale = largest / MOST;
             encode_at_random(u + j, m + j, inverse, words, n);
         }
