@@ -97,6 +97,13 @@ def test_every_step_is_the_oracles(case: Case, backend: str) -> None:
         assert outcome.taken and outcome.length > 0
 
 
+@crossed([CASES[0], *(case for case in CASES if case.name in ("a stack", "unfactored"))], ["eager", "cpu"])
+def test_a_tensor_of_many_chunks_steps_as_the_oracle_says(case: Case, backend: str) -> None:
+    run = Run(case.grown(2**17), backend)
+    for _ in range(2):
+        assert_next_step_is_the_oracles(run)
+
+
 @crossed(backends=["cpu"])
 def test_the_number_of_threads_changes_no_bit(case: Case, backend: str, threads: Callable[[int], None]) -> None:
     large, ends = case.grown(2**17), []
