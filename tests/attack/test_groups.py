@@ -59,24 +59,6 @@ def test_a_parameter_that_is_moved_steps_by_the_settings_of_its_new_group(
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [SHAPE, (7,), (6, 5, 3, 3)], ids=str)
-def test_groups_with_and_without_momentum_take_their_first_step_together(
-    shape: tuple[int, ...], dtype: torch.dtype, backend: str
-) -> None:
-    kinds: list[dict[str, Any]] = [{}, {"beta1": 0.9}, {"beta1": 0.9, "momentum_of": "gradient"}]
-    together, alone = ([nn.Parameter(random(shape, i, dtype)) for i in range(3)] for _ in range(2))
-    groups = [{"params": [p], **kind} for p, kind in zip(together, kinds, strict=True)]
-    optimizers = [Adafactor(groups, backend=backend)]
-    optimizers += [Adafactor([p], backend=backend, **kind) for p, kind in zip(alone, kinds, strict=True)]
-    for i in range(2):
-        for p, q in zip(together, alone, strict=True):
-            p.grad = q.grad = random(shape, 10 + i, dtype)
-        for optimizer in optimizers:
-            optimizer.step()
-    assert all(torch.equal(p, q) for p, q in zip(together, alone, strict=True))
-
-
 @pytest.mark.parametrize("inside", [False, True], ids=["ordinary steps", "inside backward"])
 def test_parameters_that_swap_groups_swap_settings(inside: bool, backend: str) -> None:
     model = nn.ParameterList(parameters(2))

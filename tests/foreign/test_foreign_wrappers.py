@@ -57,7 +57,8 @@ def test_averaged_models_see_every_step(backend: str, exponential: bool) -> None
 
 
 @BACKENDS
-def test_a_gradient_scaler_unscales_and_leaves_out_infinities(backend: str) -> None:
+@pytest.mark.parametrize("clipped", [False, True])
+def test_a_gradient_scaler_unscales_and_leaves_out_infinities(backend: str, clipped: bool) -> None:
     scaled, plain = network(), network()
     ours, other = (Adafactor(m.parameters(), backend=backend) for m in (scaled, plain))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -70,6 +71,10 @@ def test_a_gradient_scaler_unscales_and_leaves_out_infinities(backend: str) -> N
         plain(data).square().mean().backward()
         if i == 2:
             next(scaled.parameters()).grad.view(-1)[0] = torch.inf  # type: ignore[union-attr]
+        if clipped:
+            scaler.unscale_(ours)
+            for model in (scaled, plain):
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(ours)
         scaler.update()
         if i == 2:
@@ -78,7 +83,7 @@ def test_a_gradient_scaler_unscales_and_leaves_out_infinities(backend: str) -> N
             other.step()
         for p, q in zip(scaled.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(p, q)
-    assert {record.steps for record in ours.report()} == {3}
+    assert {record.steps for record in ours.report()} == {3} and scaler.get_scale() == 512
 
 
 @pytest.fixture

@@ -22,13 +22,6 @@ KEYWORDS = [
 ]
 
 
-def bad_gradient(shape: tuple[int, ...], value: float) -> Tensor:
-    """Ones, and one bad entry at the end."""
-    g = torch.ones(shape)
-    g.view(-1)[-1] = value
-    return g
-
-
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
 @pytest.mark.parametrize("shape", [(6, 5), (5,)], ids=str)
 @pytest.mark.parametrize("when", [0, 2])
@@ -73,27 +66,9 @@ def test_a_skipped_step_is_warned_about_once_and_named() -> None:
     assert [record.skipped for record in optimizer.report()] == [2, 2]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_step_that_raised_leaves_the_next_as_it_would_have_been(dtype: torch.dtype) -> None:
-    ends = []
-    for interrupted in (False, True):
-        p, q = (torch.tensor(start(shape)).to(dtype).requires_grad_() for shape in ((9, 7), (5, 6)))
-        optimizer = Adafactor([p, q], on_nonfinite="raise", lr=0.3, lr_decay=None)
-        for i, (g, h) in enumerate(zip(gradients((9, 7), 4), gradients((5, 6), 4), strict=True)):
-            p.grad = torch.tensor(g).to(dtype)
-            if interrupted and i == 2:
-                q.grad = torch.full_like(q, float("nan"))
-                with pytest.raises(FloatingPointError, match="nothing was updated"):
-                    optimizer.step()
-            q.grad = torch.tensor(h).to(dtype)
-            optimizer.step()
-        ends.append([p.detach(), q.detach()])
-        assert [record.skipped for record in optimizer.report()] == [0, 0]
-    assert all(map(torch.equal, *ends))
-
-
 def test_ignore_lets_it_through() -> None:
     p = torch.ones(4, 3, requires_grad=True)
-    p.grad = bad_gradient((4, 3), float("nan"))
+    p.grad = torch.ones(4, 3)
+    p.grad[-1, -1] = float("nan")
     Adafactor([p], on_nonfinite="ignore").step()
     assert bool(p.isnan().any())

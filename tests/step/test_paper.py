@@ -112,18 +112,6 @@ def test_the_clipped_update_is_at_most_d(n: int, m: int, seed: int, d: float) ->
         assert float((p.detach() - before).square().mean().sqrt()) <= d * (1 + 1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")
-@given(SIZES, SIZES, SEEDS, st.sampled_from(["float32", "float64"]))
-def test_transposing_commutes_with_the_step(n: int, m: int, seed: int, dtype: str) -> None:
-    kind = getattr(torch, dtype)
-    grads = [positive(n, m, seed + t).to(kind) for t in range(4)]
-    p = torch.ones(n, m, dtype=kind, requires_grad=True)
-    q = torch.ones(m, n, dtype=kind, requires_grad=True)
-    after(p, grads)
-    after(q, [g.T for g in grads])
-    torch.testing.assert_close(p, q.T, rtol=1e-14 if kind == torch.float64 else 1e-6, atol=0)
-
-
 @given(SIZES, SIZES, SEEDS, st.integers(-12, 40))
 def test_scaling_the_gradient_by_a_power_of_two_changes_nothing(n: int, m: int, seed: int, k: int) -> None:
     grads = [positive(n, m, seed + t).clamp(1e-3, 1e3).float() for t in range(4)]

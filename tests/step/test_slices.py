@@ -8,16 +8,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from adafactor import Adafactor, schedules
+from adafactor import Adafactor
 from tests import inside, oracle
-from tests.compare import TOLERANCE, error, gradients, start, trained
+from tests.compare import error
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -125,38 +124,18 @@ def test_on_a_device_slices_are_masked_one_by_one(keywords: dict[str, Any], monk
     assert next(iter(ours.state.values()))["step"].tolist() == [3, 2, 3]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", ["B", "C", "D", "E", "O", "P"])
-@pytest.mark.parametrize("shape", [(3, 7, 5), (1, 6, 2), (9, 2, 3)], ids=str)
-def test_every_slice_equals_the_oracle(shape: tuple[int, ...], name: str, dtype: torch.dtype) -> None:
-    row = replace(oracle.TABLE_2[name], per_slice=True)
-    assert error(row, shape, dtype, steps=50) < TOLERANCE[dtype]
+@pytest.mark.parametrize("format", ["bfloat16", "int8"])
+@pytest.mark.parametrize("shape", [(3, 40, 130), (3, 10, 100)], ids=str)  # for int8, slices of the second are too small
+def test_a_momentum_of_few_bits_is_that_of_the_slices(shape: tuple[int, ...], format: str) -> None:
+    grads: list[list[Tensor | None]] = [[normal(shape, t, torch.float32)] for t in (1, 2)]
+    stack = normal(shape, 0, torch.float32)
+    compare_with_separate_parameters([stack], grads, {"beta1": 0.9, "momentum_dtype": format})
 
 
 def test_the_whole_is_not_the_sum_of_its_slices() -> None:
     """The control: slices of different sizes, of which RMS(X) and the clipping are their own."""
     row = replace(oracle.TABLE_2["O"], per_slice=True)
     assert error(row, (3, 7, 5), torch.float64, steps=3, per_slice=False) > 1e-3
-
-
-def test_an_expert_without_tokens_is_not_damaged() -> None:
-    row = replace(oracle.TABLE_2["O"], per_slice=True, weight_decay=0.5)
-    x, grads = start((3, 6, 4)), gradients((3, 6, 4), 9)
-    for g in grads[1:-1]:
-        g[1] = 0.0  # no tokens, between its first step and its last
-    path = oracle.run(row, x, grads, schedules.without_warmup).x
-    for dtype, limit in TOLERANCE.items():
-        ours = trained(row, x, grads[:-1], schedules.without_warmup, dtype).double().numpy()
-        rest = np.prod([1 - schedules.without_warmup(t + 1) * 0.5 for t in range(1, len(grads) - 1)])
-        np.testing.assert_allclose(ours[1], rest * path[1][1], rtol=limit)  # it has only decayed
-        ours = trained(row, x, grads, schedules.without_warmup, dtype).double().numpy()
-        travelled = sum(np.abs(b - a).max() for a, b in zip(path, path[1:], strict=False))
-        assert np.abs(ours - path[-1]).max() / travelled < limit
-    # V̂ is old by then, so U is large, and clipped: the step is αₜ·d and no larger
-    rho = schedules.without_warmup(len(grads))
-    step = path[-1][1] - path[-2][1] * (1 - rho * 0.5)
-    alpha = max(row.eps2, oracle.rms(path[-2][1])) * rho
-    np.testing.assert_allclose(oracle.rms(step), alpha, rtol=1e-9)
 
 
 @pytest.mark.parametrize("how", ["skip", "raise", "ignore"])
@@ -228,17 +207,9 @@ def test_a_matrix_is_no_stack_of_vectors() -> None:
 
 
 @pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("shape", [(2, 5, 3), (1, 5, 3)], ids=str)
-def test_a_state_of_the_whole_is_not_taken_for_one_of_slices(before: bool, shape: tuple[int, ...]) -> None:
-    p = torch.ones(shape, requires_grad=True)
-    optimizer = Adafactor([("experts", p)], per_slice=before)
-    p.grad = torch.ones(shape)
-    optimizer.step()
-    x, state = p.detach().clone(), optimizer.state_dict()
-    optimizer.param_groups[0]["per_slice"] = not before
-    with pytest.raises(ValueError, match=r"experts of shape .*per_slice"):
-        optimizer.step()
-    assert torch.equal(p, x)
+def test_a_state_of_the_whole_is_not_taken_for_one_of_slices(before: bool) -> None:
+    p = torch.ones(1, 5, 3, requires_grad=True)
+    state = Adafactor([("experts", p)], per_slice=before).state_dict()
     state["param_groups"][0]["per_slice"] = not before
     with pytest.raises(ValueError, match=r"experts of shape .*per_slice"):
         Adafactor([("experts", p)]).load_state_dict(state)
