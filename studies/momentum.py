@@ -1,7 +1,7 @@
-"""What the format of the momentum does to a result; two tables of docs/precision.md.
+"""What the format of the momentum does to a result; a table of docs/precision.md.
 
     python -m studies.momentum            # what is missing of the record; about a quarter of an hour on one core
-    python -m studies.momentum --tables   # put the tables of the committed record into the document; run nothing
+    python -m studies.momentum --tables   # put the table of the committed record into the document; run nothing
 
 The tasks are those of `studies.learning_rate`, each at a step size that is good for it there: a GPT is fine-tuned, and
 a network learns to tell the noise from drawings. Both are wider here: in a tensor of less than 4,096 elements, or of
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from adafactor import Adafactor
-from adafactor.core.momentum import BLOCK, Blocks, decode, encode, to_bfloat16
 from lab.files import put_between, write_text
 from lab.results import STUDENT
 from studies import learning_rate as tasks
@@ -37,8 +36,6 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "precision.md"
 SEEDS = 5
 RATES = {"fine-tuning": 1e-3, "diffusion": 3e-3}
 WIDTHS = {"fine-tuning": 128, "diffusion": 32}
-SIZES = (64, 128, 256)  # of blocks
-BLOCKS_WIDTH, BLOCKS_STEPS = 256, 100  # of the training whose momenta are rounded with each
 
 Run = dict[str, Any]
 
@@ -108,34 +105,10 @@ def state_bytes(optimizer: Optimizer) -> int:
     return sum(size(value) for state in optimizer.state.values() for value in state.values())
 
 
-def rounding_errors() -> list[Run]:
-    """What each format does to the momenta of a wider GPT: the error beside their root mean square, and the bytes."""
-    torch.manual_seed(0)
-    model = tasks.GPT(BLOCKS_WIDTH)
-    optimizer = OPTIMIZERS["float32"](model, RATES["fine-tuning"])
-    loss = partial(tasks.text_loss, _texts()["old"][0], tasks.BATCH)
-    tasks.train(model, optimizer, loss, range(BLOCKS_STEPS))
-    momenta = [state["momentum_of_update"] for state in optimizer.state.values()]
-    flat = torch.cat([m.flatten() for m in momenta if m.dim() == 2])  # every row is a whole number of blocks
-    random = torch.randint(2**32, flat.shape, generator=torch.Generator().manual_seed(0))
-    kept = {"bfloat16": (to_bfloat16(flat, random), 2.0)}
-    for size in SIZES:
-        value = flat.view(-1, size)
-        integers, scale = encode(value, Blocks(1, size), random.view_as(value))
-        nbytes = (integers.nbytes + scale.nbytes) / len(flat)
-        kept[f"int8, {size} in a block"] = decode(integers, scale, Blocks(1, size)).flatten(), nbytes
-    return [
-        {"format": name, "error": float((value - flat).norm() / flat.norm()), "bytes": nbytes}
-        for name, (value, nbytes) in kept.items()
-    ]
-
-
 def run_missing(path: Path, count: int) -> None:
     """Run, seed by seed, what the record does not have yet, and write it after each run."""
     record: Run = json.loads(path.read_text()) if path.exists() else {"runs": []}
     record["about"] = {"python": platform.python_version(), "torch": torch.__version__}
-    if "blocks" not in record:
-        record["blocks"] = rounding_errors()
     done = {(run["task"], run["optimizer"], run["seed"]) for run in record["runs"]}
     for seed, task, name in product(range(count), TASKS, OPTIMIZERS):
         if (task, name, seed) in done:
@@ -170,25 +143,11 @@ def loss_table(runs: list[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def block_table(formats: list[Run]) -> str:
-    """For each format the rounding error and the bytes of an element."""
-    lines = ["| format | rounding error | bytes an element |", "|---|---|---|"]
-    for each in formats:
-        name = f"**{each['format']}**" if f" {BLOCK} " in each["format"] else each["format"]
-        lines.append(f"| {name} | {100 * each['error']:.2f} % | {each['bytes']:.3f} |")
-    return "\n".join(lines) + "\n"
-
-
-TABLES = {"runs": loss_table, "blocks": block_table}
-
-
-def marks(name: str) -> tuple[str, str]:
-    """The lines of the document that a table is between."""
-    return f"<!-- {name}: python -m studies.momentum --tables -->\n", f"<!-- end of {name} -->\n"
+MARKS = "<!-- runs: python -m studies.momentum --tables -->\n", "<!-- end of runs -->\n"
 
 
 def main() -> None:
-    """Run what is missing, and put the tables into the document."""
+    """Run what is missing, and put the table into the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", action="store_true", help="of the committed record; run nothing")
     parser.add_argument("--seeds", type=int, default=SEEDS)
@@ -198,8 +157,7 @@ def main() -> None:
         torch.set_num_threads(1)
         run_missing(arguments.output, arguments.seeds)
     record = json.loads(arguments.output.read_text())
-    for name, table in TABLES.items():
-        put_between(DOCUMENT, *marks(name), table(record[name]))
+    put_between(DOCUMENT, *MARKS, loss_table(record["runs"]))
 
 
 if __name__ == "__main__":
