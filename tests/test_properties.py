@@ -199,8 +199,8 @@ def test_the_report_says_what_the_step_did(case: Case, backend: str) -> None:
     for _ in range(2):
         (outcome,) = assert_next_step_is_the_oracles(run)
         (record,) = run.optimizer.report()
-        np.testing.assert_allclose(record.rms_update, outcome.rms_update, 1e-4)
-        np.testing.assert_allclose(record.step_size, outcome.step_size, 1e-4)
+        np.testing.assert_allclose(record.rms_update, outcome.rms_update, 1e-6)
+        np.testing.assert_allclose(record.step_size, outcome.step_size, 1e-6)
     assert (record.name, record.skipped) == ("weight", 0)
 
 
@@ -220,7 +220,7 @@ def test_the_step_of_the_transpose_is_the_transpose_of_the_step(case: Case, back
         case.give(turned, case.gradient(t).t().contiguous())
         optimizer.step()
     far = (run.p.detach() - turned.detach().t()).abs().max()
-    assert far <= 1e-5 * 0.1 + 2 * torch.finfo(case.dtype).eps * run.p.detach().abs().max()
+    assert far <= 2 * torch.finfo(case.dtype).eps * run.p.detach().abs().max()
 
 
 @crossed()

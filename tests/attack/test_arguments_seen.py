@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,29 +66,12 @@ def test_torchs_default_device_does_not_matter_to_parameters_on_another(
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def gaps() -> tuple[nn.Parameter, torch.Tensor]:
-    """A tensor with gaps in memory, which the compiled loops may leave to eager PyTorch."""
-    return nn.Parameter(torch.ones(30, 40)[:, ::2]), torch.ones(30, 20)
-
-
-def not_finite() -> tuple[nn.Parameter, torch.Tensor]:
-    """A gradient that is skipped."""
-    return nn.Parameter(torch.ones(SHAPE)), torch.full(SHAPE, float("nan"))
-
-
-# only auto falls back
-WARNED = [(gaps, "auto"), (not_finite, "eager"), (not_finite, "cpu"), (not_finite, "auto")]
-
-
-@pytest.mark.parametrize(("made", "backend"), WARNED)
 @pytest.mark.parametrize("scheduled", [False, True], ids=["plain", "with a scheduler"])
 @pytest.mark.parametrize("closed", [False, True], ids=["step()", "step(closure)"])
-def test_a_warning_points_at_the_line_that_called_step(
-    made: Callable[[], tuple[nn.Parameter, torch.Tensor]], scheduled: bool, closed: bool, backend: str
-) -> None:
-    p, g = made()
-    p.grad = g
-    optimizer = Adafactor([p], backend=backend)
+def test_a_warning_points_at_the_line_that_called_step(scheduled: bool, closed: bool, any_backend: str) -> None:
+    p = nn.Parameter(torch.ones(SHAPE))
+    p.grad = torch.full(SHAPE, float("nan"))
+    optimizer = Adafactor([p], backend=any_backend)
     if scheduled:
         LambdaLR(optimizer, lambda epoch: 1.0)
     with warnings.catch_warnings(record=True) as told:
@@ -98,8 +81,7 @@ def test_a_warning_points_at_the_line_that_called_step(
                 optimizer.step(lambda: 0.0)
             else:
                 optimizer.step()
-    assert [warning.filename for warning in told] in ([__file__], []), told[0].filename
-    assert told or made is gaps
+    assert [warning.filename for warning in told] == [__file__]
 
 
 def test_a_refused_group_leaves_the_optimizer_as_it_was(backend: str) -> None:

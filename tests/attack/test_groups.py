@@ -135,23 +135,19 @@ def saved(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved], ids=["deepcopy", "torch.save"])
-def test_a_model_is_copied_between_backward_and_step_or_told_why_not(
+def test_a_model_may_be_copied_between_backward_and_step(
     copied: Callable[[nn.Module], nn.Module], backend: str
 ) -> None:
     model = layers()
     optimizer = Adafactor(model.parameters(), backend=backend)
     step_in_backward(model, optimizer)
     model(random((3, 4), 0)).square().mean().backward()
-    try:
-        twin = copied(model)
-    except RuntimeError as error:
-        assert "step_in_backward" in str(error)
-    else:
-        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
-        before = snapshot(optimizer)
-        twin.zero_grad()
-        twin(random((3, 4), 1)).square().mean().backward()
-        assert_unchanged(optimizer, before)
+    twin = copied(model)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    before = snapshot(optimizer)
+    twin.zero_grad()
+    twin(random((3, 4), 1)).square().mean().backward()
+    assert_unchanged(optimizer, before)
     optimizer.step()
     once(model, optimizer, 1)
     assert steps_of(optimizer) == [2] * 4

@@ -34,21 +34,6 @@ def test_steps_go_in_the_right_direction(subject: Subject, gaps: bool) -> None:
 
 
 @SUBJECTS
-def test_groups_have_their_own_rates(subject: Subject) -> None:
-    """One of 0 stands still; the other steps as if it were alone."""
-    (weight, bias), (alone, _) = linear(), linear()
-    optimizer = subject.make([{"params": [weight]}, {"params": [bias], "lr": 0.0}])
-    single = subject.make([alone])
-    before = bias.detach().clone()
-    for _ in range(3):
-        for p in (weight, bias, alone):
-            p.grad = p.detach() * 2
-        optimizer.step()
-        single.step()
-    assert torch.equal(bias, before) and torch.equal(weight, alone)
-
-
-@SUBJECTS
 def test_a_rate_may_be_a_tensor(subject: Subject) -> None:
     """To the same steps, also when the tensor is written to between them, as schedulers do; a step only reads it."""
     value = subject.keywords.get("lr", 0.01)
@@ -78,17 +63,6 @@ def test_with_gradients_of_zero_nothing_but_the_decay_changes(subject: Subject) 
         weight.grad, bias.grad = torch.zeros_like(weight), torch.zeros_like(bias)
         optimizer.step()
     assert torch.equal(weight, before[0]) and torch.equal(bias, before[1])
-
-
-@PLAIN
-def test_a_parameter_without_a_gradient_or_frozen_stays_while_others_step(subject: Subject) -> None:
-    (weight, bias), frozen = linear(), torch.ones(3, 4)
-    optimizer = subject.make([weight, bias, frozen])
-    before = weight.detach().clone(), bias.detach().clone()
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    assert torch.equal(bias, before[1]) and torch.equal(frozen, torch.ones(3, 4))
-    assert not torch.equal(weight, before[0])
 
 
 @SUBJECTS

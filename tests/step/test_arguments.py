@@ -135,19 +135,9 @@ def test_flat_parameters_of_fsdp1_are_refused_with_the_way_out() -> None:
         Adafactor([p])
 
 
-def test_a_changed_layout_is_refused_with_its_reason() -> None:
-    p = torch.ones(3, 4, requires_grad=True)
-    optimizer = Adafactor([p])
-    p.grad = torch.ones(3, 4)
-    optimizer.step()
-    optimizer.param_groups[0]["factored"] = False
-    with pytest.raises(ValueError, match="`factored`, `axes` or `min_factored` changed"):
-        optimizer.step()
-
-
 def test_importing_the_package_imports_torch_and_nothing_else() -> None:
     code = (
-        "import torch, sys; before = set(sys.modules); import adafactor; "
+        "import torch, sys; before = set(sys.modules); import adafactor; adafactor.diagnostics.Watch; "
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

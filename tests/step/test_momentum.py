@@ -179,7 +179,7 @@ def test_cut_into_many_parts_by_eager_blocks_stay_whole(monkeypatch: pytest.Monk
         train(optimizer, 1, 2)
         ends.append([reference.values(optimizer.state[p])["momentum"] for p in params])
     for one, other in zip(*ends, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=np.abs(one).max() / 100)
+        assert (np.abs(one - other) > 1e-6 * np.abs(one)).mean() < 1e-3, "but where a word meets its number"
 
 
 def test_without_beta1_it_is_refused() -> None:

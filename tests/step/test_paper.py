@@ -121,19 +121,6 @@ def test_scaling_the_gradient_by_a_power_of_two_changes_nothing(n: int, m: int, 
     torch.testing.assert_close(p, q, rtol=1e-6, atol=0)
 
 
-@given(st.floats(0.0, 0.9999), st.floats(0.05, 3.0))
-def test_the_first_decay_is_zero(beta: float, c: float) -> None:
-    for one in (1.0, torch.ones((), dtype=torch.float64)):
-        assert tuple(map(float, eq.corrected_decay(one, beta))) == (0.0, 1.0)
-        assert tuple(map(float, eq.increasing_decay(one, c))) == (0.0, 1.0)
-
-
-@given(st.floats(0.0, 0.9999), st.integers(1, 1000))
-def test_the_corrected_decay_rises_to_beta(beta: float, t: int) -> None:
-    now, later = (float(eq.corrected_decay(float(s), beta)[0]) for s in (t, t + 1))
-    assert 0 <= now <= later + 1e-12 and later <= beta + 1e-12
-
-
 @given(st.integers(1, 200_000))
 def test_the_schedules_are_those_of_table_2(t: int) -> None:
     assert schedules.with_warmup(t) == pytest.approx(min(1e-6 * t, 1 / math.sqrt(t)), rel=1e-15)

@@ -35,26 +35,6 @@ def test_the_first_pattern_that_matches_decides() -> None:
     assert [group["beta1"] for group in optimizer.param_groups] == [0.0, 0.9, 0.0, 0.0]
 
 
-def test_each_parameter_steps_as_with_groups_made_by_hand() -> None:
-    def train(net: nn.Module, make: Any) -> list[torch.Tensor]:
-        optimizer = make(net)
-        for _ in range(3):
-            for number, p in enumerate(net.parameters()):
-                p.grad = torch.sin(torch.arange(p.numel(), dtype=p.dtype) + number).reshape(p.shape)
-            optimizer.step()
-        return [p.detach().clone() for p in net.parameters()]
-
-    def by_hand(net: nn.Module) -> Adafactor:
-        named = dict(net.named_parameters())
-        embedding = [("embed.weight", named.pop("embed.weight"))]
-        keywords: dict[str, Any] = {"factored": False, "beta1": 0.9}
-        return Adafactor([{"params": list(named.items())}, {"params": embedding, **keywords}])
-
-    rules = {"embed.*": {"factored": False, "beta1": 0.9}}
-    ours = train(model(), lambda net: Adafactor(net.named_parameters(), rules=rules))
-    assert all(map(torch.equal, ours, train(model(), by_hand)))
-
-
 def test_rules_divide_every_group_and_win_over_its_keywords() -> None:
     named = dict(model().named_parameters())
     groups = [

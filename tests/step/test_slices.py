@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from adafactor import Adafactor
 from tests import inside, oracle
@@ -185,18 +185,6 @@ def test_the_report_has_a_record_for_each_slice() -> None:
     }
     assert sum(record.state_bytes for record in records[1:4]) == sum(value.nbytes for value in stack.values())
     assert optimizer.state[params[0][1]]["step"].shape == ()  # a vector is one parameter
-
-
-def test_a_rule_makes_stacks_of_some_parameters() -> None:
-    model = nn.ParameterDict({"experts": torch.ones(2, 3, 4), "head": torch.ones(3, 4)})
-    optimizer = Adafactor(model.named_parameters(), rules={"experts": {"per_slice": True}})
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    assert [(record.name, record.rule) for record in optimizer.report()] == [
-        ("head", ""), ("experts[0]", "experts"), ("experts[1]", "experts"),
-    ]  # fmt: skip
-    assert set(optimizer.state[model["head"]]) == {"step", "row", "col"}
 
 
 def test_a_matrix_is_no_stack_of_vectors() -> None:
