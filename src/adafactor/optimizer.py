@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from adafactor import kernels
 from adafactor.core import checkpoint, dtensor
 from adafactor.core import state as states
-from adafactor.core.bucket import Bucket, Contents
+from adafactor.core.bucket import Contents
 from adafactor.core.contract import Parameter, Unit
 from adafactor.core.gather import Buckets, entries_of, slices_of
 from adafactor.core.record import Record
@@ -160,10 +160,7 @@ class Adafactor(Optimizer):
         Settings(**defaults)
         self._start(backend)
         super().__init__(params if rules is None else divide_by_rules(params, rules), defaults)
-        used = {group["momentum_dtype"] for group in self.param_groups if group["beta1"]}
-        for given in (momentum_dtype, *(group["momentum_dtype"] for group in self.param_groups)):
-            if given not in (*used, Settings.momentum_dtype):
-                raise ValueError(f"momentum_dtype={given!r} needs a momentum: set beta1, for example beta1=0.9")
+        _check_momentum(defaults["momentum_dtype"], self.param_groups)
 
     def _start(self, backend: str) -> None:
         kernels.check(backend)  # a wrong name and a missing package are told at once
@@ -171,7 +168,7 @@ class Adafactor(Optimizer):
         self._settings = CheckedGroups()
         before: Buckets | None = getattr(self, "_buckets", None)  # of an optimizer that a state is loaded into
         self._buckets = Buckets(kernels.prepare, before)
-        self._warned = self._fell_back = False
+        self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy; the figures behind `report()` start afresh in the copy."""
@@ -188,12 +185,14 @@ class Adafactor(Optimizer):
         State exists from here on, not from the first step: torch's distributed loaders pass over an optimizer
         whose state is empty. Frozen parameters get theirs with their first gradient, if they ever have one.
         """
+        momentum_dtype, before = Settings.momentum_dtype, len(self.param_groups)
         if isinstance(param_group, dict):
             param_group.update(from_text(param_group))
-        before = len(self.param_groups)
+            momentum_dtype = param_group.get("momentum_dtype", momentum_dtype)  # its own, not the optimizer's
         super().add_param_group(param_group)
         try:
             settings = Settings.of(self.param_groups[before])
+            _check_momentum(momentum_dtype, self.param_groups[before:])
             for entry in entries_of(self.param_groups):
                 if entry.group == before:
                     states.check_parameter(entry.p, entry.name, settings)
@@ -256,7 +255,6 @@ class Adafactor(Optimizer):
         if bucket.ranks is not None or any(g is not None for g in grads):
             self._buckets.flush_others(only)
             grads = bucket.match(grads)
-            self._warn_of_fallback(bucket)
             if skipped := step(bucket, grads, settings):
                 self._warn_of_skipping(skipped[0])
         return True
@@ -334,13 +332,6 @@ class Adafactor(Optimizer):
                 UserWarning,
             )
 
-    def _warn_of_fallback(self, bucket: Bucket) -> None:
-        if bucket.fallback is not None and not self._fell_back:
-            self._fell_back = True
-            parameter, reason = bucket.fallback
-            what = f"{parameter.name} (shape {parameter.shape})"
-            warn(f"{what} is stepped by eager PyTorch, more slowly: {reason}. (Shown once)")
-
     def _warn_of_skipping(self, first: Parameter | Record) -> None:
         if not self._warned:
             self._warned = True
@@ -348,3 +339,9 @@ class Adafactor(Optimizer):
                 f"skipped {first.name} (shape {first.shape}): its gradient is not finite, or its second moment is "
                 "not. The parameter and its state are as they were; report() counts such steps. (Shown once)"
             )
+
+
+def _check_momentum(momentum_dtype: str, groups: list[dict[str, Any]]) -> None:
+    """Refuse the format of a momentum that none of these groups has."""
+    if momentum_dtype != Settings.momentum_dtype and not any(group["beta1"] for group in groups):
+        raise ValueError(f"momentum_dtype={momentum_dtype!r} needs a momentum: set beta1, for example beta1=0.9")

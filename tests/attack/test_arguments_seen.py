@@ -1,4 +1,4 @@
-"""What is given is taken, or refused by name: odd numbers, odd dtypes, old names, and whom a warning is for."""
+"""What is given is taken, or refused by name: odd dtypes, old names, and whom a warning is for."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from adafactor import Adafactor, step_in_backward
 from tests.attack.helpers import assert_unchanged, random, snapshot
 
 SHAPE = (30, 20)
-
-
-HUGE = 10**400
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(backend: str) -> None:
     p.grad = q.grad = random(SHAPE, 2)
     optimizer.step()
     kept = snapshot(optimizer)
-    for wrong in ({"lr": HUGE}, {"eps": "small"}, {"axes": (0, 5)}, {"beta1": 2.0}):
+    for wrong in ({"lr": -1.0}, {"eps": "small"}, {"axes": (0, 5)}, {"beta1": 2.0}):
         with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
             optimizer.add_param_group({"params": [q], **wrong})
         assert_unchanged(optimizer, kept)

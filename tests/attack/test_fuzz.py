@@ -225,7 +225,7 @@ def quiet(threads: int) -> Iterator[None]:
     torch.set_num_threads(threads)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*(stepped by eager PyTorch|its gradient is not finite)", RuntimeWarning)
+            warnings.filterwarnings("ignore", ".*its gradient is not finite", RuntimeWarning)
             yield
     finally:
         torch.set_num_threads(before)

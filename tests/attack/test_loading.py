@@ -64,7 +64,6 @@ WRONG: dict[str, tuple[str, Callable[[StateDict], None]]] = {
     "full None": ("full", third("full", None)),
     "no full": ("full", without("full", number=2)),
     "row a list": ("row", set_to("row", [1.0] * 5)),
-    "row sparse": ("row", set_to("row", torch.ones(5, 1).to_sparse())),
     "momentum of another shape": ("momentum", set_to("momentum_of_update", torch.ones(3, 5))),
     "momentum None": ("momentum", set_to("momentum_of_update", None)),
     "no step": ("step", without("step")),
@@ -163,7 +162,7 @@ def test_a_state_whose_keys_json_has_made_strings_is_refused(backend: str) -> No
     optimizer, saved = optimizer_of(backend, 200), copy.deepcopy(optimizer_of(backend, 100).state_dict())
     saved["state"]["1"] = saved["state"].pop(1)
     before = snapshot(optimizer)
-    with pytest.raises(ValueError, match="JSON has made strings of them"):
+    with pytest.raises(ValueError, match="a state .1. that belongs to none of its parameters"):
         optimizer.load_state_dict(saved)
     assert_unchanged(optimizer, before)
 

@@ -11,8 +11,6 @@ from adafactor import Adafactor
 from tests import inside
 from tests.attack.helpers import random, refused
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is stepped by eager PyTorch:RuntimeWarning")
-
 
 def negative(t: Tensor) -> Tensor:
     """The same values, kept with the other sign and a bit that says so: nothing but the bit tells."""

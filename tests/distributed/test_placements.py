@@ -82,7 +82,6 @@ def assert_near(case: Case, expected: torch.Tensor, got: torch.Tensor, what: str
 
 @MESHES
 @crossed(SHARDABLE)
-@pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")  # a part of one row may lie in an order of its own
 def test_every_placement_steps_as_one_process_does(case: Case, backend: str, size: int, mesh: Any) -> None:
     on_ranks(size, assert_steps_as_plain, case, "auto" if backend == "cpu" else backend, mesh)
 

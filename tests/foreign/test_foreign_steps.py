@@ -11,8 +11,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tests.foreign.database import PLAIN, SUBJECTS, Subject, departure, linear, loss_of, torch_database, train
 
-GAPS_ARE_SLOW = pytest.mark.filterwarnings("ignore:.*is stepped by eager PyTorch, more slowly:RuntimeWarning")
-
 
 def may_have_gaps(subject: Subject) -> bool:
     """The compiled step alone refuses tensors that it has no path through; "auto" leaves them to eager PyTorch."""
@@ -21,7 +19,6 @@ def may_have_gaps(subject: Subject) -> bool:
 
 @SUBJECTS
 @pytest.mark.parametrize("gaps", [False, True], ids=["dense", "not contiguous"])
-@GAPS_ARE_SLOW
 def test_steps_go_in_the_right_direction(subject: Subject, gaps: bool) -> None:
     if gaps and not may_have_gaps(subject):
         subject = subject._replace(keywords={**subject.keywords, "backend": "auto"})

@@ -92,7 +92,6 @@ for keyword, value in [("lr", 0.3), ("weight_decay", 0.2), ("beta2", 0.5), ("cli
 STAYS = {"nothing", "lr", "weight_decay", "beta2", "lose_gradient"}
 
 
-@pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_between_steps_counts_from_the_next_step_on(change: str) -> None:
     ends = []

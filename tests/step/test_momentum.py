@@ -188,6 +188,10 @@ def test_without_beta1_it_is_refused() -> None:
     Adafactor([{"params": parameters(), "beta1": 0.9}], momentum_dtype="int8")
     with pytest.raises(ValueError, match="momentum_dtype='int8' needs a momentum: set beta1"):
         Adafactor([("w", parameters()[0])], rules={"w": {"momentum_dtype": "int8"}})
+    optimizer = Adafactor(parameters())
+    with pytest.raises(ValueError, match="momentum_dtype='int8' needs a momentum: set beta1"):
+        optimizer.add_param_group({"params": parameters(), "momentum_dtype": "int8"})
+    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("missing", ["momentum_scale", "momentum_of_update_int8"])

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adafactor import Adafactor, schedules
-from adafactor.core.factoring import find_factoring, state_bytes
+from adafactor.core.factoring import find_factoring
 from adafactor.core.sums import divide
 from tests import oracle
 from tests.compare import gradients, start, trained
 
 # the cpu backend leaves some orders of memory to eager PyTorch, and says so
-pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch")]
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def strided(t: Tensor, kind: str) -> Tensor:
@@ -126,7 +126,6 @@ def test_the_factoring_gives_the_shapes_of_the_state(
     p = torch.zeros(shape, requires_grad=True)
     optimizer = Adafactor([p], factored=factored, beta1=0.5)
     state = dict(optimizer.state[p])
-    assert sum(v.nbytes for v in state.values()) == state_bytes(factoring, p.dtype, momentum=True)
     assert state.pop("step").shape == () and state.pop("momentum_of_update").shape == shape
     assert {key: tuple(v.shape) for key, v in state.items()} == expected == factoring.statistics
 

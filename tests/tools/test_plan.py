@@ -18,7 +18,6 @@ from adafactor.planning import SETTINGS, Bytes, Plan
 from adafactor.planning.models import Weight, llama
 from tests.tools.training import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*stepped by eager PyTorch:RuntimeWarning")
 ROOT = Path(__file__).parents[2]
 HERE = [key for key in SETTINGS if key not in NOT_HERE]
 MODELS = {

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from adafactor.core import dtensor
-from adafactor.core.contract import EXACT_TYPES, Executor, Fallback, Form, Gradients, Parameter, Prepare
+from adafactor.core.contract import EXACT_TYPES, Executor, Form, Gradients, Parameter, Prepare
 from adafactor.core.settings import Settings
 from adafactor.core.state import check_gradient
 from adafactor.distributed.reductions import Ranks
@@ -60,12 +60,11 @@ class Bucket:
         self.parameters = [parameter for whole in wholes for parameter in whole.stepping]
         self.is_cut = any(whole.slices is not None for whole in wholes)
         self.executors: list[Executor] = []
-        self.fallback: Fallback | None = None  # a parameter that the backend has left to `eager`
         self.places: dict[Executor, list[int]] = {}  # of each executor's parameters in the bucket
         own, every = {whole.p for whole in wholes}, self._all(now.groups)
         self.members = [p in own for p in every]
         self.backend, self.settings = now.backend, [s.without_rates for s in now.settings]
-        self.forms: list[list[Any]] | None = None  # of the gradients that `executors` were prepared for
+        self.forms: list[list[Any]] | None = None  # of the wholes' gradients that `executors` were prepared for
         # torch counts how often these are written to; of a shard, by way of the DTensor and of its part
         self.counted = list({id(t): t for whole in wholes for t in (whole.p, whole.x)}.values())
         self.versions = list(map(_version, self.counted))
@@ -98,15 +97,17 @@ class Bucket:
         """
         if self.ranks is not None:
             grads = self.ranks.align(self.wholes, grads)
-        if self.is_cut:
-            grads = self._cut(grads)
         grads = [g if g is None or not g.is_neg() else g.resolve_neg() for g in grads]
         if not self._match(grads):
-            for parameter, g in zip(self.parameters, grads, strict=True):
+            for whole, g in zip(self.wholes, grads, strict=True):
                 if g is not None:
-                    check_gradient(parameter.x, g, parameter.name)
-                    parameter.form = Form(*(column[0] for column in _look_at([g])))
+                    check_gradient(whole.x, g, whole.name)
+                    for parameter, own in zip(whole.stepping, whole.cut(g), strict=True):
+                        parameter.form = None if own is None else _form_of(own)
+                    whole.form = _form_of(g)
             self._prepare()
+        if self.is_cut:
+            return [own for whole, g in zip(self.wholes, grads, strict=True) for own in whole.cut(g)]
         return grads
 
     def written_between_steps(self) -> list[bool] | None:
@@ -131,21 +132,14 @@ class Bucket:
                 executor.flush()
             self.new_metrics = False
 
-    def _cut(self, grads: Gradients) -> Gradients:
-        """The gradients of all slices, of those of the wholes."""
-        for whole, g in zip(self.wholes, grads, strict=True):
-            if g is not None and whole.slices is not None:
-                check_gradient(whole.x, g, whole.name)
-        return [part for whole, g in zip(self.wholes, grads, strict=True) for part in whole.cut(g)]
-
     def _prepare(self) -> None:
         self.flush()
         known = [p for p in self.parameters if p.form is not None and p.factoring.count]
-        self.executors, self.fallback = self.prepare(known, self.backend)
+        self.executors = self.prepare(known, self.backend)
         place = {parameter: i for i, parameter in enumerate(self.parameters)}
         self.places = {e: [place[parameter] for parameter in e.parameters] for e in self.executors}
         nothing = (None,) * len(Form._fields)  # no gradient has this form
-        forms = [parameter.form or nothing for parameter in self.parameters]
+        forms = [whole.form or nothing for whole in self.wholes]
         self.forms = [list(column) for column in zip(*forms, strict=True)]
 
     def _all(self, groups: list[dict[str, Any]]) -> list[Tensor]:
@@ -188,6 +182,10 @@ class Bucket:
 def _look_at(tensors: Sequence[Tensor]) -> list[list[Any]]:
     """The fields of `Form`, one of all tensors after the other."""
     return [list(map(look, tensors)) for look in (type, _dtype, _shape, Tensor.stride)]
+
+
+def _form_of(g: Tensor) -> Form:
+    return Form(*(column[0] for column in _look_at([g])))
 
 
 def _present(grads: Gradients) -> int:

@@ -59,9 +59,7 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]]) -> Loaded:
             states.fit(state, p, settings, name)
             loaded[p] = state
     if entries:
-        key = next(iter(entries))
-        hint = "; keys must be numbers: JSON has made strings of them" if isinstance(key, str) else ""
-        raise ValueError(f"the state dict has a state {key!r} that belongs to none of its parameters{hint}")
+        raise ValueError(f"the state dict has a state {next(iter(entries))!r} that belongs to none of its parameters")
     if converted:
         warn("the state dict has another `momentum_dtype` than this optimizer: its momentum is converted to the latter")
     return loaded

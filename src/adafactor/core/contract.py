@@ -173,8 +173,7 @@ class Backend(Protocol):
         """Prepare parameters that nothing is in the way of."""
 
 
-Fallback = tuple[Parameter, str]  # a parameter that a backend left to `eager`, and why
-Prepare = Callable[[list[Parameter], str], tuple[list[Executor], Fallback | None]]  # `kernels.prepare`
+Prepare = Callable[[list[Parameter], str], list[Executor]]  # `kernels.prepare`, which is above this package
 
 
 def check_finite(sums: Sequence[Sums]) -> None:
@@ -185,8 +184,9 @@ def check_finite(sums: Sequence[Sums]) -> None:
             one.finite = True
         elif how == "raise" and not one.finite:  # on a device the host waits here
             raise FloatingPointError(
-                f"the gradient of {one.parameter.name} (shape {one.parameter.shape}) has a NaN, an infinity, or an "
-                f"entry whose square overflows {statistics_dtype(one.parameter.x.dtype)}; nothing was updated"
+                f"the gradient of {one.parameter.name} (shape {one.parameter.shape}), or its second moment, has a NaN, "
+                f"an infinity, or an entry whose square overflows {statistics_dtype(one.parameter.x.dtype)}; nothing "
+                "was updated"
             )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 Scalar = float | Tensor
@@ -78,13 +77,3 @@ def _at_least(bound: float, value: Scalar) -> Scalar:
 
 def _at_most(bound: float, value: Scalar) -> Scalar:
     return value.clamp(max=bound) if isinstance(value, Tensor) else min(value, bound)
-
-
-def i_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Σ d(p, q) with d(p, q) = p·log(p/q) − p + q, the cost that the factors minimise (§3, Lemma 1)."""
-    return (torch.xlogy(p, p / q) - p + q).sum()
-
-
-def mean_of_rows(new: Tensor, old: Tensor, n: Scalar, beta2: Scalar, w2: Scalar) -> Tensor:
-    """A rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁), of sums over its rows out of n."""
-    return new * (w2 / n) + old * (beta2 / n)

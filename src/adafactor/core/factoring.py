@@ -75,13 +75,6 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def state_bytes(factoring: Factoring, dtype: torch.dtype, momentum: bool, compensation: bool = False) -> int:
-    """The bytes of a parameter's state: statistics, momentum and compensation where used, and the step count."""
-    elements = sum(prod(shape) for shape in factoring.statistics.values()) + (factoring.count if momentum else 0)
-    remainders = factoring.count * dtype.itemsize if compensation and dtype.itemsize < 4 else 0
-    return elements * statistics_dtype(dtype).itemsize + remainders + STEP_DTYPE.itemsize
-
-
 @lru_cache(maxsize=4096)
 def find_factoring(
     shape: Shape,

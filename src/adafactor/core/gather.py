@@ -151,8 +151,6 @@ class Buckets:
         entries = [entry for entry in entries_of(now.groups) if members is None or entry.p in members]
         taken = [e for e in entries if e.p.grad is not None or e.p in staying or self._is_shared(e.p, unit)]
         for entry in taken:
-            if entry.p.grad is not None:
-                states.check_gradient(entry.p, entry.p.grad, entry.name)
             states.check(now.states[entry.p], entry.p, now.settings[entry.group], entry.name)
         wholes = [self._parameter(entry, now, before.get(entry.p)) for entry in taken]
         ranks = None
@@ -171,11 +169,13 @@ class Buckets:
         p, name, settings, state = entry.p, entry.name, now.settings[entry.group], now.states[entry.p]
         states.fit(state, p, settings, name)
         factoring, shard, is_sliced = states.factoring_of(p, settings), None, states.is_sliced(p, settings)
+        x, group, number = dtensor.local(p), entry.group, entry.number
+        if before is not None and (before.x.shape != x.shape or is_sliced != (before.slices is not None)):
+            before = None
         if dtensor.is_sharded(p):
             shard = Shard.of(p, name, factoring, is_sliced, None if before is None else before.shard)
             state = {key: dtensor.local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
         metrics, form = self.metrics_of(p, None), None if before is None else before.form
-        x, group, number = dtensor.local(p), entry.group, entry.number
         whole = Parameter(p, x, state, factoring, settings, group, name, number, metrics, shard, form)
         if is_sliced:
             whole.slices = self._slices(whole, before)
@@ -193,7 +193,7 @@ class Buckets:
             )
             one.state = {key: value[i] for key, value in whole.state.items() if _is_stacked(value, whole.x)}
             one.metrics = self.metrics_of(whole.p, place)
-            one.form = known[i].form if len(known) == len(whole.x) else None
+            one.form = known[i].form if known else None
             slices.append(one)
         return slices
 

@@ -61,11 +61,6 @@ def key(of: str, is_int8: bool = False) -> str:
     return f"momentum_of_{of}_int8" if is_int8 else f"momentum_of_{of}"
 
 
-def key_of(settings: Settings) -> str:
-    """The name of a momentum that is not int8, for those who write a state by hand (migration)."""
-    return key(settings.momentum_of)
-
-
 BUFFERS = tuple(key(of, is_int8) for of in OF for is_int8 in (False, True))
 
 

@@ -180,9 +180,7 @@ def _comparable(value: Any) -> Any:
         return value
     if isinstance(value, Tensor):  # one on a device is not read here: its value may change without notice
         return value.tolist() if value.is_cpu else id(value)
-    if isinstance(value, list):
-        return tuple(value)
-    return value.tolist() if hasattr(value, "tolist") else value  # NumPy's
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _learning_rate(value: Any) -> float | Tensor:
@@ -207,15 +205,11 @@ def _check_number(
     limits += [f"above {above:g}"] if above > -math.inf else []
     limits += [f"below {below:g}"] if below < math.inf else []
     allowed = f"must be a finite number {' and '.join(limits)}"
-    shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}={shown} {allowed}, not {type(value).__name__}")
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond the range of a float
-        number = math.inf
+        raise TypeError(f"{name}={value!r} {allowed}, not {type(value).__name__}")
+    number = float(value)
     if not (math.isfinite(number) and at_least <= number and above < number < below):
-        raise ValueError(f"{name}={shown} {allowed}")
+        raise ValueError(f"{name}={value!r} {allowed}")
     return number
 
 
@@ -228,10 +222,9 @@ def _check_word(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
-    pair = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{name}={value!r} must be a pair")
-    return pair[0], pair[1]
+    return value[0], value[1]
 
 
 def _check_eps(name: str, value: Any) -> tuple[float, float]:

@@ -208,15 +208,13 @@ def _check_momentum(state: State, p: Tensor, settings: Settings, name: str) -> N
 
 
 def _shape(state: State, key: str, name: str) -> tuple[int, ...] | None:
+    value = state.get(key)
     if key not in state:
         return None
-    if not hasattr(state[key], "shape"):
-        raise ValueError(f"the state {key!r} of {name} is a {type(state[key]).__name__}; it must be a tensor")
     is_int8 = key.endswith("_int8")
-    is_right = state[key].dtype == torch.int8 if is_int8 else state[key].is_floating_point()
-    if isinstance(state[key], Tensor) and not (is_right and state[key].layout == torch.strided):
-        kind = f"{state[key].dtype} and {state[key].layout}"
+    if not isinstance(value, Tensor) or not (value.dtype == torch.int8 if is_int8 else value.is_floating_point()):
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
-            f"the state {key!r} of {name} is {kind}; it must be {'int8' if is_int8 else 'floating-point'} and dense"
+            f"the state {key!r} of {name} is {kind}; it must be a tensor, {'int8' if is_int8 else 'floating-point'}"
         )
-    return tuple(state[key].shape)
+    return tuple(value.shape)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from adafactor.core.dtensor import beginning, cut_axis, is_sharded, local
-from adafactor.core.equations import Scalar, mean_of_rows
+from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factored, Factoring, sum_dtype, summed
 
 if TYPE_CHECKING:
@@ -146,23 +146,16 @@ class Shard:
         """A sum of nothing."""
         return torch.zeros(shape, dtype=sum_dtype(self.device), device=self.device)
 
-    def row_sums(self, rows: Tensor | None, row: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """This rank's means of G² + ε₁ and its Rₜ₋₁, added up over the rows; None where a rank has R whole.
+    def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
+        """This rank's part of mean(Rₜ) = (1 − β̂₂ₜ)·mean(G² + ε₁) + β̂₂ₜ·mean(Rₜ₋₁); None where a rank has R whole.
 
         G is sharded by rows and perhaps by columns too, Rₜ₋₁ only by rows: so of its copies one counts.
         """
         f = self.split.factoring
         if not isinstance(f, Factored) or "mean_row" not in self.shapes or rows is None or row is None:
             return None
+        n = f.shape[f.row_axis]
         # contiguous on every rank: torch rounds other strides differently, and copies must not differ
         new = rows.contiguous().sum(f.row_axis, keepdim=True)
-        if not self.counts_row:
-            return new, torch.zeros_like(new)
-        return new, row.sum(f.row_axis, keepdim=True, dtype=new.dtype)
-
-    def mean_row(self, rows: Tensor | None, row: Tensor | None, beta2: Scalar, w2: Scalar) -> Tensor | None:
-        """This rank's part of mean(Rₜ); None where a rank has R whole."""
-        f, sums = self.split.factoring, self.row_sums(rows, row)
-        if sums is None or not isinstance(f, Factored):
-            return None
-        return mean_of_rows(*sums, f.shape[f.row_axis], beta2, w2)
+        old = row.sum(f.row_axis, keepdim=True, dtype=new.dtype) if self.counts_row else torch.zeros_like(new)
+        return new * (w2 / n) + old * (beta2 / n)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from adafactor.core.contract import Backend, Executor, Fallback, Parameter
+from adafactor.core.contract import Backend, Executor, Parameter
 from adafactor.core.warn import warn
 from adafactor.kernels import eager
 
@@ -24,7 +24,7 @@ AUTO = {"cpu": "cpu"}
 BACKENDS = ("auto", "eager", *COMPILED)
 
 
-def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], Fallback | None]:
+def prepare(parameters: list[Parameter], backend: str) -> list[Executor]:
     """Give every parameter to a backend; one that was asked for by name takes all or raises.
 
     `"auto"` leaves what the compiled backend does not take to eager PyTorch, without a word.
@@ -44,7 +44,7 @@ def prepare(parameters: list[Parameter], backend: str) -> tuple[list[Executor], 
     executors: list[Executor] = []
     for name, members in chosen.items():
         executors += eager.prepare(members) if name == "eager" else _compiled(name).prepare(members)
-    return executors, None
+    return executors
 
 
 def check(backend: str) -> None:

@@ -47,7 +47,7 @@ OURS = Peer(
     "adafactor.Adafactor",
     {keyword.name: Argument(keyword.default, keyword.name) for keyword in fields(Settings)},
     fixed={},
-    format=lambda settings: Format("full", "row", "col", momentum.key_of(settings)),
+    format=lambda settings: Format("full", "row", "col", momentum.key(settings.momentum_of)),
     signs=frozenset({"lr_decay", "relative", "factored", "decay_rate"}),
     rule=_our_axes,
     back=lambda settings: ({}, []),
