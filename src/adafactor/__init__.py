@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from adafactor import recipes, schedules
 from adafactor.backward import step_in_backward
-from adafactor.core.record import Record
+from adafactor.core.report import Record
 from adafactor.optimizer import Adafactor
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from adafactor.core import state as states
 from adafactor.core.bucket import Contents
 from adafactor.core.contract import Parameter, Unit
 from adafactor.core.gather import Buckets, entries_of, slices_of
-from adafactor.core.record import Record
-from adafactor.core.report import Report
+from adafactor.core.report import Record, Report
 from adafactor.core.rules import Rules, divide_by_rules
 from adafactor.core.settings import FOREIGN, SMALL_LR, CheckedGroups, Settings, from_text
 from adafactor.core.step import step

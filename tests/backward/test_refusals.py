@@ -116,7 +116,6 @@ def test_bad_arguments_are_named() -> None:
         ({"accumulate": True}, TypeError, "accumulate=True must be an integer"),
         ({"max_norm": 0}, ValueError, "max_norm=0 must be None or a number above 0"),
         ({"max_norm": math.nan}, ValueError, "max_norm=nan must be"),
-        ({"max_norm": "1"}, TypeError, "max_norm='1' must be None or a number above 0, not str"),
     ):
         with pytest.raises(error, match=message):
             step_in_backward(model, optimizer, **keywords)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from adafactor import Adafactor
-from adafactor.core.record import rms
+from adafactor.core.report import rms
 from tests.diagnostics.runs import Perceptron, regression, run
 
 

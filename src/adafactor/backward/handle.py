@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -63,19 +62,29 @@ def step_in_backward(
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not isinstance(optimizer, Adafactor):
         raise TypeError(f"optimizer must be an adafactor.Adafactor, not {type(optimizer).__name__}")
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int):
+        raise TypeError(f"accumulate={accumulate!r} must be an integer, not {type(accumulate).__name__}")
+    if accumulate < 1:
+        raise ValueError(f"accumulate={accumulate!r} must be at least 1")
+    if max_norm is not None and not max_norm > 0:
+        raise ValueError(f"max_norm={max_norm!r} must be None or a number above 0")
     modules = find_wrapped(model)
     _check_pair(model, optimizer, modules)
     return Handle(model, optimizer, modules, accumulate, max_norm)
 
 
 class Handle:
-    """What `step_in_backward` returns: its two settings, and the way back."""
+    """What `step_in_backward` returns: its two settings, and the way back.
+
+    Attributes:
+        accumulate: the number of backward passes to a step; may be set at any time.
+        max_norm: the limit of the gradients' norm; may be set at any time. With `math.inf` the norm is only measured.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: Adafactor, modules: list[Wrapped], accumulate: int, max_norm: float | None
     ):
         """Attach. The optimizer keeps this alive; all else refers to it weakly, so that nothing waits to be freed."""
-        self._accumulate, self._max_norm = 1, None
         self.accumulate, self.max_norm = accumulate, max_norm
         self._weak_optimizer = weakref.ref(optimizer)
         self._names: Any = WeakTensorKeyDictionary({p: name for name, p in model.named_parameters()})
@@ -97,32 +106,6 @@ class Handle:
         self._open: tuple[Wrapped, int] | None = None  # whose gradients are coming, and in which backward pass
         self._arrived_of_open: set[Tensor] = set()
         self._norms: dict[Tensor, Tensor] = {}  # of this step's gradients so far, or of this rank's part of them
-
-    @property
-    def accumulate(self) -> int:
-        """The number of backward passes to a step; may be set at any time."""
-        return self._accumulate
-
-    @accumulate.setter
-    def accumulate(self, value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"accumulate={value!r} must be an integer, not {type(value).__name__}")
-        if value < 1:
-            raise ValueError(f"accumulate={value!r} must be at least 1")
-        self._accumulate = int(value)
-
-    @property
-    def max_norm(self) -> float | None:
-        """The limit of the gradients' norm; may be set at any time. With `math.inf` the norm is only measured."""
-        return self._max_norm
-
-    @max_norm.setter
-    def max_norm(self, value: float | None) -> None:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise TypeError(f"max_norm={value!r} must be None or a number above 0, not {type(value).__name__}")
-        if value is not None and not value > 0:
-            raise ValueError(f"max_norm={value!r} must be None or a number above 0")
-        self._max_norm = None if value is None else float(value)
 
     @property
     def norm(self) -> Tensor | None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from adafactor.core.equations import Scalar
 from adafactor.core.factoring import Factoring, statistics_dtype
-from adafactor.core.record import StepMetrics
+from adafactor.core.report import StepMetrics
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
 

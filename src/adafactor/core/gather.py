@@ -15,7 +15,7 @@ from adafactor.core import state as states
 from adafactor.core.bucket import Bucket, Contents
 from adafactor.core.contract import Gradients, Parameter, Prepare, Unit
 from adafactor.core.factoring import find_factoring, is_stack
-from adafactor.core.record import StepMetrics
+from adafactor.core.report import StepMetrics
 from adafactor.core.settings import Settings
 from adafactor.core.warn import warn
 from adafactor.distributed.reductions import Ranks

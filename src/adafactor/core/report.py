@@ -1,15 +1,138 @@
-"""What `optimizer.report()` returns: a list of records, which prints as a table."""
+"""What the steps did to each parameter: RMS(U), clipping and the step size of §5, kept until `report()` asks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from adafactor.core.record import Record
+import torch
+from torch import Tensor
+
+from adafactor.core import dtensor, sums
+from adafactor.core import equations as eq
+from adafactor.core.equations import Scalar
+from adafactor.core.settings import Settings
 
 WIDTH = 100  # columns of the printed table
 LONGEST_SHAPE = 20  # columns
+
+
+@dataclass(frozen=True, slots=True)  # a list of reports has many
+class Record:
+    """The metrics of one parameter, of the last step unless said otherwise; NaN before the first step.
+
+    The counts are of all steps since the optimizer was made or loaded; in the reports of a `diagnostics.Watch`, of
+    those since the report before.
+
+    Attributes:
+        name: as given to the optimizer; without names, the parameter's number. With `per_slice`, `name[i]`.
+        shape: of the parameter, whole also where it is sharded.
+        rms_update: RMS(Uₜ) before clipping (§5): far from 1 means an out-of-date second moment.
+        step_size: αₜ.
+        rms_parameter: RMS(Xₜ₋₁); of Xₜ for absolute steps, which do not need it and so leave it to the report.
+        relative_change: αₜ·RMS(Ûₜ)/RMS(X): by how much of itself the step changes the parameter.
+        beta2: β̂₂ₜ.
+        steps: how many steps were taken.
+        clipped: in how many of these the update was clipped (§6).
+        skipped: steps not taken because of a NaN or infinite gradient, ever since the optimizer was made or loaded.
+        state_bytes: what the optimizer keeps of the parameter; of a sharded one, all shards together.
+        rule: the pattern of the optimizer's `rules` that matched its name; empty if none did.
+        dtype: of the parameter.
+        trainable: whether it requires a gradient.
+        settings: the keywords of its group.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rms_update: float
+    step_size: float
+    rms_parameter: float
+    relative_change: float
+    beta2: float
+    steps: int
+    clipped: int
+    skipped: int
+    state_bytes: int
+    rule: str = ""
+    dtype: torch.dtype = torch.float32
+    trainable: bool = True
+    settings: Settings = field(default=Settings(), repr=False)
+
+    @property
+    def clip_rate(self) -> float:
+        """The share of the steps in which the update was clipped; NaN without a step."""
+        return self.clipped / self.steps if self.steps else math.nan
+
+
+@dataclass
+class StepMetrics:
+    """What is behind a `Record`: 0-d tensors where reading them would make the host wait, else numbers."""
+
+    rms_update: Scalar | None = None
+    step_size: Scalar | None = None
+    rms_parameter: Scalar | None = None
+    beta2: Scalar | None = None
+    clipped: Tensor | int = 0  # steps, as the next two
+    taken: Tensor | int = 0
+    skipped: Tensor | int = 0
+    captured: list[object] = field(default_factory=list)  # what graphs read with every replay, so it must last
+
+    def add(
+        self,
+        beta2: Scalar,
+        rms_parameter: Scalar | None,
+        step_size: Scalar,
+        rms_update: Scalar,
+        clipped: Tensor | int,
+        taken: Tensor | int,
+    ) -> None:
+        """Keep the figures of a step, or the last figures and the counts of several."""
+        self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
+        self.clipped, self.taken = self.clipped + clipped, self.taken + taken
+
+    def record(self, name: str, x: Tensor, trainable: bool, state_bytes: int, group: Mapping[str, Any]) -> Record:
+        """Read the figures: here the host may wait for the device."""
+        rms_update, step_size, rms_parameter = map(_read, (self.rms_update, self.step_size, self.rms_parameter))
+        if self.step_size is not None and self.rms_parameter is None and not dtensor.is_sharded(x):
+            rms_parameter = rms(x)
+        return Record(
+            name=name,
+            shape=tuple(x.shape),
+            rms_update=rms_update,
+            step_size=step_size,
+            rms_parameter=rms_parameter,
+            relative_change=relative_change(step_size, rms_update, rms_parameter, group["clip"]),
+            beta2=_read(self.beta2),
+            steps=int(self.taken),
+            clipped=int(self.clipped),
+            skipped=int(self.skipped),
+            state_bytes=state_bytes,
+            rule=group.get("rule", ""),
+            dtype=x.dtype,
+            trainable=trainable,
+            settings=Settings.of(group),
+        )
+
+
+def relative_change(step_size: float, rms_update: float, rms_parameter: float, clip: float | None) -> float:
+    """αₜ·RMS(Ûₜ)/RMS(X) with RMS(Û) = RMS(U)/max(1, RMS(U)/d) (§6); infinite for a parameter that is all zero."""
+    change = step_size * rms_update / float(eq.clip_divisor(rms_update, clip))
+    if rms_parameter == 0:
+        return math.inf if change > 0 else 0.0
+    return change / rms_parameter
+
+
+def rms(x: Tensor) -> float:
+    """RMS(X), where a step has not measured it."""
+    if not x.numel():
+        return math.nan
+    return float(eq.root_mean_square(float(sums.norm([x.detach()])) ** 2, x.numel()))
+
+
+def _read(value: Scalar | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 class Report(list[Record]):

@@ -15,8 +15,7 @@
 | `series`, `rules`, `findings` | turns reports into one series per parameter, says what they mean and what to change |
 """
 
-from adafactor.core.record import Record
-from adafactor.core.report import Report
+from adafactor.core.report import Record, Report
 from adafactor.diagnostics.findings import Finding, diagnose
 from adafactor.diagnostics.loggers import figures, to_callback, to_tensorboard
 from adafactor.diagnostics.picture import plot

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
-from adafactor.core.record import Record
-from adafactor.core.report import Report
+from adafactor.core.report import Record, Report
 from adafactor.diagnostics.watch import Sink
 
 METRICS = ("rms_update", "clip_rate", "relative_change")  # unless others are asked for

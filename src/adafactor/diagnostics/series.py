@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
-from adafactor.core.record import Record
-from adafactor.core.report import Report
+from adafactor.core.report import Record, Report
 
 LARGE = 64  # elements; RMS(U) of a smaller tensor is the mean of too few to say much (§5: "a large weight matrix")
 

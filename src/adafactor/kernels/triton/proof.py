@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adafactor.core import momentum
 from adafactor.core.contract import Parameter
-from adafactor.core.record import StepMetrics
+from adafactor.core.report import StepMetrics
 from adafactor.core.settings import Settings
 from adafactor.kernels import eager
 
