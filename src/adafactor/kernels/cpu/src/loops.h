@@ -196,7 +196,7 @@ void average_in_at_random(Bfloat16* __restrict m, float* __restrict u, Average b
     LOOP
     for (int64_t j = 0; j < n; ++j) {
         u[j] = blend(load(m[j]), u[j]);
-        m[j] = store<Bfloat16>(at_random<Bfloat16>(u[j], words(j) >> 16));
+        m[j] = store<Bfloat16>(at_random<Bfloat16>(u[j], words.upper_half(j)));
     }
 }
 
@@ -219,9 +219,9 @@ inline float largest_of(const float* __restrict u, int64_t n) {
 inline void encode_at_random(const float* __restrict u, int8_t* __restrict m, float inverse, Words words, int64_t n) {
     LOOP
     for (int64_t j = 0; j < n; ++j) {
-        const float chance = float(int32_t(words(j) >> 16)) * 0x1p-16f;
-        const float below = std::floor(u[j] * inverse + chance);
-        m[j] = int8_t(int32_t(below < -MOST ? -MOST : below > MOST ? MOST : below));
+        const float chance = float(int32_t(words.upper_half(j))) * 0x1p-16f;
+        const int32_t below = int32_t(std::floor(u[j] * inverse + chance));
+        m[j] = int8_t(std::clamp(below, -int32_t(MOST), int32_t(MOST)));
     }
 }
 

@@ -1,6 +1,7 @@
 // Single numbers: the types in which they are stored, how they are rounded, and the random words for that.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -156,10 +157,10 @@ struct Keys {
     uint32_t first, second;
 };
 
+// All but the last mixing, h ^ (h >> 16), which leaves the upper half as it is.
 INLINE uint32_t mix(uint32_t h, uint32_t salt) {
     h = (h ^ (h >> 16)) * 0x7FEB352D ^ salt;
-    h = (h ^ (h >> 15)) * 0x846CA68B;
-    return h ^ (h >> 16);
+    return (h ^ (h >> 15)) * 0x846CA68B;
 }
 
 // The words of a stretch of elements, whose numbers in the whole parameter are below 2³².
@@ -168,7 +169,15 @@ struct Words {
 
     Words(int64_t element, Keys keys) : first(uint32_t(element)), salt(keys.first), second_key(keys.second) {}
 
-    INLINE uint32_t operator()(int64_t j) const { return mix((first + uint32_t(j)) ^ salt, second_key); }
+    INLINE uint32_t operator()(int64_t j) const {
+        const uint32_t h = mixed(j);
+        return h ^ (h >> 16);
+    }
+
+    // The upper half of that word alone.
+    INLINE uint32_t upper_half(int64_t j) const { return mixed(j) >> 16; }
+
+    INLINE uint32_t mixed(int64_t j) const { return mix((first + uint32_t(j)) ^ salt, second_key); }
 };
 
 }  // namespace adafactor
