@@ -35,9 +35,8 @@ def about(record: Record) -> str:
     speeds = [speed / 1e9 for row in copies for speed in row["bytes_per_second"]]
     loads = [load for row in copies for load in row.get("load", []) if load is not None]
     rounds = max((len(row["seconds"]) for row in record.rows if "seconds" in row), default=0)
-    said = (
-        f"`{a['command']}`, {a['date']}: {a['processor']} ({a['capability']}), {a['threads']} of {a['cores']} cores, "
-    )
+    processor = f"{a['processor']} ({a['capability']})" if a["capability"] else a["processor"]
+    said = f"`{a['command']}`, {a['date']}: {processor}, {a['threads']} of {a['cores']} cores, "
     said += f"{size(a['cache_bytes'])} last-level cache. {versions}. Medians of {rounds} rounds that alternate the "
     said += "contenders, and in brackets the least and the greatest ratio."
     if speeds:

@@ -63,8 +63,7 @@ class Adafactor(Optimizer):
 
     A value that a command line or a YAML file has left as text, such as `"1e-3"` or `"False"`, is read as what it says.
 
-    `state_dict()` holds the tensors of the state themselves, which later steps change, as torch's optimizers do after
-    their first step; here also before it, since the state is there from the start. `copy.deepcopy` makes a snapshot.
+    As in torch, `state_dict()` refers to the live tensors; use `copy.deepcopy` for a snapshot.
 
     Args:
         params: parameters, `model.named_parameters()`, or a list of groups.
