@@ -153,7 +153,7 @@ def draw(path: Path) -> None:
 
 
 def draw_losses(path: Path) -> None:
-    """One line for each kind of run: training losses, in the mean over the seeds; legible when it is 400 pixels wide."""
+    """One line for each kind of run: training losses, in the mean over the seeds; legible at 400 pixels."""
     from matplotlib.figure import Figure
 
     found = list(records.read(records.RECORDS, "small"))
