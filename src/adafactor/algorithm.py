@@ -8,7 +8,7 @@ What is as large as X is formed chunk by chunk: `u.g[at]` is a chunk of G. Nothi
 `apply_`. `core/update.py` says what an `Update` holds, and how X and the momentum are rounded.
 
 A rule of your own on R and C or on the elements of U belongs here. Compiled backends do not follow it: use
-`backend="eager"`. docs/your-own-idea.md says more.
+`backend="eager"`. docs/paper.md says more, under "Your own idea".
 """
 
 from __future__ import annotations
