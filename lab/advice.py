@@ -80,7 +80,7 @@ def _finding(records: list[Record], is_it: Callable[[Claim], bool]) -> Finding |
 
 
 def no_warm_up(records: list[Record]) -> str:
-    """Which rows learn without warm-up in the two small models."""
+    """Which rows learn without warm-up in the model that was chosen for it."""
     post = claims.pattern_losses(records, warm=False)
     if not post:
         return ""
@@ -96,13 +96,6 @@ def no_warm_up(records: list[Record]) -> str:
             f". Against the paper `clip=2.0` (I) learns there; `clip=1.0` (H) minus it is {worse.text()} in dev loss"
         )
     text += " ([Table 2 here](reproduction.md#table-2-at-pattern-and-at-mini))."
-    pre = claims.pattern_losses(records, warm=False, scale="mini")
-    others = [loss for row, losses in pre.items() if row != "E-" for loss in losses]
-    if others and "E-" in pre:
-        text += (
-            f" In a pre-norm model of this size, after 1,200 steps, all rows but E end at a dev loss of {span(others)}"
-        )
-        text += f", E at {span(pre['E-'])}."
     cold, warm = (results.mean(map(dev_loss, of_row(records, name, "small", 6.0))) for name in ("O-", "O"))
     if cold > warm + 0.5:
         text += " At six times the paper's step O needs warm-up, too"

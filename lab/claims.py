@@ -201,10 +201,10 @@ def is_as_in_the_paper(name: str, losses: Sequence[float]) -> bool:
     return ((row.cold if name.endswith("-") else row.warm) < 1) == (results.mean(losses) > FAILED)
 
 
-def pattern_losses(records: list[Record], warm: bool, scale: str = "pattern") -> dict[str, list[float]]:
-    """The final dev losses of rows A to P, in the order of the table, over all seeds."""
+def pattern_losses(records: list[Record], warm: bool) -> dict[str, list[float]]:
+    """The final dev losses of rows A to P at `pattern`, in the order of the table, over all seeds."""
     names = [row.name + "-" * (not warm) for row in TABLE_2 if row.step != "sgd"]
-    runs = {name: of_row(records, name, scale) for name in names}
+    runs = {name: of_row(records, name, "pattern") for name in names}
     return {name: [final_loss(run) for run in found] for name, found in runs.items() if found}
 
 
