@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from adafactor import Adafactor, step_in_backward
 from tests import reference
 from tests.cases import CASES, Case, crossed, is_there
+from tests.exact import assert_same
 
 NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf")}
 
@@ -50,13 +51,6 @@ class Run:
     def bits(self) -> dict[str, Tensor]:
         """A copy of all that a step may change."""
         return copy.deepcopy({"X": self.p.detach(), **self.optimizer.state[self.p]})
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    """To the bit."""
-    assert a.keys() == b.keys()
-    for key in a:
-        torch.testing.assert_close(a[key], b[key], rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{key}: {text}")  # noqa: B023
 
 
 def parts(run: Run) -> Iterator[tuple[Any, Tensor, Tensor, dict[str, Tensor]]]:

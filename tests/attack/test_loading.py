@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from adafactor import Adafactor
-from tests.attack.helpers import assert_unchanged, full, random, snapshot
-from tests.integrations.exact import assert_same
+from tests.attack.helpers import assert_unchanged, random, snapshot
+from tests.exact import assert_same
 
 SHAPES = {"first": (4, 4), "second": (5, 3), "third": (6,)}
 StateDict = dict[str, Any]
@@ -155,7 +155,7 @@ def test_a_count_of_steps_may_be_an_integer(step: Any, backend: str) -> None:
     saved = copy.deepcopy(source.state_dict())
     saved["state"][1]["step"] = step
     optimizer.load_state_dict(saved)
-    assert_same(full(optimizer.state_dict())["state"], full(source.state_dict())["state"])
+    assert_same(optimizer.state_dict()["state"], source.state_dict()["state"])
 
 
 def test_a_state_whose_keys_json_has_made_strings_is_refused(backend: str) -> None:

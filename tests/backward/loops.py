@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adafactor import Adafactor, step_in_backward
-from tests.integrations.exact import assert_same, copy_of
+from tests.exact import assert_same, copy_of
 
 STEPS = 4
 

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from adafactor import step_in_backward
 from adafactor.backward import handle
 from tests.backward.loops import STEPS, Fails, Run, grads, loss_of, plain
-from tests.integrations.exact import assert_same, copy_of
+from tests.exact import assert_same, copy_of
 
 
 def limited(limit: float, steps: int = STEPS) -> tuple[Run, list[float]]:

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from adafactor import Adafactor, step_in_backward
 from tests.backward.loops import STEPS, Fails, Run, loss_of, plain
-from tests.integrations.exact import copy_of
+from tests.exact import copy_of
 
 
 def test_clipping_after_backward_finds_nothing_and_says_so_by_a_norm_of_zero() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from adafactor import Adafactor, step_in_backward
 from tests.backward.loops import STEPS, plain
-from tests.integrations.exact import assert_same, copy_of
+from tests.exact import assert_same, copy_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""A program that measures by how many kB its memory grows over many steps, optimizers or replaced parameters."""
+"""A program that measures by how many kB its memory grows over many steps or optimizers."""
 
 from __future__ import annotations
 
@@ -54,20 +54,6 @@ def optimizers(backend: str, times: int) -> int:
     return growth(one, times)
 
 
-def replaced(backend: str, times: int) -> int:
-    """Over so many replacements of a parameter of 2 MB by another, which takes over the state."""
-    params = [Parameter(torch.randn(1000, 500))]
-    optimizer = Adafactor(params, backend=backend)
-
-    def one(i: int) -> None:
-        old, new = params[0], Parameter(params[0].detach().clone())
-        params[0] = optimizer.param_groups[0]["params"][0] = new
-        optimizer.state[new] = optimizer.state.pop(old)
-        step(params, optimizer)
-
-    return growth(one, times)
-
-
 def growth(one: Callable[[int], None], times: int) -> int:
     """What doing it so often adds, once a tenth of that has been done: memory that is used again is no growth."""
     for i in range(times // 10):
@@ -81,6 +67,6 @@ def growth(one: Callable[[int], None], times: int) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     backend = sys.argv[1]
-    kinds = {"steps": steps, "optimizers": optimizers, "replaced": replaced}
+    kinds = {"steps": steps, "optimizers": optimizers}
     orders = (word.split("=") for word in sys.argv[2:])
     print(json.dumps({word: kinds[word](backend, int(times)) for word, times in orders}))

@@ -11,18 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from tests.exact import assert_same
 from tests.foreign.database import DEPARTURES, PLAIN, SUBJECTS, Subject, departure, linear, train
-
-
-def same(a: object, b: object) -> bool:
-    """Of nested dicts, lists and tensors: to the bit, types included."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    return type(a) is type(b) and a == b
 
 
 def primed(subject: Subject, steps: int = 3) -> tuple[Tensor, Tensor, Optimizer]:
@@ -56,11 +46,11 @@ def test_a_loaded_optimizer_goes_on_as_the_first(subject: Subject, how: str, tmp
     second = copies(weight, bias)
     other = subject.make(second)
     other.load_state_dict(saved)
-    assert same(saved, kept), "loading changes nothing in what is loaded"
+    assert_same(saved, kept)  # loading changes nothing in what is loaded
     train(optimizer, weight, bias, 3)
     train(other, *second, 3)
     assert torch.equal(weight, second[0]) and torch.equal(bias, second[1])
-    assert same(optimizer.state_dict(), other.state_dict())
+    assert_same(optimizer.state_dict(), other.state_dict())
 
 
 @SUBJECTS
@@ -166,7 +156,7 @@ def test_a_state_dict_of_other_groups_or_another_optimizer_is_refused(subject: S
         before = copy.deepcopy(optimizer.state_dict())
         with pytest.raises(ValueError):
             optimizer.load_state_dict(other.state_dict())
-        assert same(optimizer.state_dict(), before)
+        assert_same(optimizer.state_dict(), before)
 
 
 def test_every_departure_from_torch_has_a_check() -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adafactor import Adafactor, schedules
 from adafactor.diagnostics import Report, Watch, to_tensorboard, unwrap
-from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
+from tests.exact import assert_float32_statistics, assert_same, copy_of
 
 accelerate = pytest.importorskip("accelerate")
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adafactor import Adafactor, hf, schedules
 from adafactor.diagnostics import Report
-from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
+from tests.exact import assert_float32_statistics, assert_same, copy_of
 
 L = pytest.importorskip("lightning")
 

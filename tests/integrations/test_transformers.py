@@ -16,7 +16,7 @@ from torch.nn.modules import module
 from adafactor import Adafactor, schedules
 from adafactor.diagnostics import Report, diagnose, to_callback
 from adafactor.trainers import FromModel
-from tests.integrations.exact import assert_float32_statistics, assert_same, copy_of
+from tests.exact import assert_float32_statistics, assert_same, copy_of
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 transformers = pytest.importorskip("transformers")

@@ -30,9 +30,7 @@ def words(seed: int = 0) -> Tensor:
 @SHORT
 @pytest.mark.parametrize("value", VALUES)
 def test_the_mean_of_many_draws_is_the_value(value: float, dtype: torch.dtype) -> None:
-    wide = torch.full((DRAWS,), value)
-    if abs(value) > torch.finfo(dtype).max:
-        pytest.skip("beyond the largest number, where nothing is drawn")
+    wide = torch.full((DRAWS,), value).clamp(max=torch.finfo(dtype).max)  # beyond it, nothing is drawn
     rounded = stochastic(wide, dtype, words()).double()
     exact = wide[0].double()
     neighbours = rounded.unique()
@@ -146,18 +144,11 @@ def test_the_mean_follows_the_float32_run_where_nearest_does_not(
     assert ours < nearest / 4
 
 
-def go_on(params: list[Tensor], optimizer: Adafactor, steps: range) -> None:
-    for i in steps:
-        torch.manual_seed(100 + i)
-        for p in params:
-            p.grad = torch.randn(p.shape).to(p.dtype)
-        optimizer.step()
-
-
 def test_another_seed_rounds_otherwise_and_the_same_seed_does_not() -> None:
     def run(seed: int) -> Tensor:
         p = torch.ones(50, 40, dtype=torch.bfloat16, requires_grad=True)
-        go_on([p], Adafactor([p], rounding="stochastic", seed=seed), range(2))
+        p.grad = torch.linspace(-1, 1, 2000, dtype=p.dtype).view(50, 40)
+        Adafactor([p], rounding="stochastic", seed=seed).step()
         return p.detach()
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))

@@ -15,17 +15,21 @@ def copy_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def assert_same(got: StateDict, expected: StateDict) -> None:
-    """The same keys and, under each, the same value: of tensors, the same shape, dtype and bits."""
-    assert got.keys() == expected.keys()
-    for key, value in expected.items():
-        if isinstance(value, Tensor):
-            assert got[key].dtype == value.dtype, key
-            assert torch.equal(got[key], value), f"{key}: {got[key]} is not {value}"
-        elif isinstance(value, dict):
-            assert_same(got[key], value)
-        else:
-            assert got[key] == value, key
+def assert_same(got: Any, expected: Any, where: str = "") -> None:
+    """Dicts and lists with the same keys and values: of tensors, the same shape, dtype and bits; NaN is NaN."""
+    assert type(got) is type(expected), where
+    if isinstance(expected, dict):
+        assert got.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_same(got[key], value, f"{where} {key}")
+    elif isinstance(expected, list | tuple):
+        assert len(got) == len(expected), where
+        for number, pair in enumerate(zip(got, expected, strict=True)):
+            assert_same(*pair, f"{where} {number}")
+    elif isinstance(expected, Tensor):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{where}: {text}")
+    else:
+        assert got == expected, where
 
 
 def assert_float32_statistics(optimizer: StateDict, steps: int) -> None:
