@@ -50,7 +50,7 @@ def test_the_mask_of_other_devices_does_what_the_branch_of_the_cpu_does(
     assert state["step"] == masked_state["step"] == 4 and skipped == masked == 1
     for key in state:
         # of the momentum terms cancel, and `lerp` by a number and by a tensor of one number takes other sides
-        atol = 2e-7 if key.startswith("momentum") else 1e-10
+        atol = 6e-7 if key.startswith("momentum") else 1e-10
         torch.testing.assert_close(state[key], masked_state[key], rtol=1e-6, atol=atol)
 
 
