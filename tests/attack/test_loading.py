@@ -98,18 +98,6 @@ def test_a_state_that_cannot_be_is_refused_before_anything_changes(wrong: str, b
     optimizer.step()  # and training goes on
 
 
-@pytest.mark.parametrize("names", [["first"], ["first", "second", "third", "fourth"]], ids=len)
-def test_names_of_another_number_are_refused_before_anything_changes(names: list[str], backend: str) -> None:
-    saved = copy.deepcopy(optimizer_of(backend, 100).state_dict())
-    saved["param_groups"][0]["param_names"] = names
-    optimizer = optimizer_of(backend, 200)
-    before = snapshot(optimizer)
-    with pytest.raises(ValueError, match=f"{len(names)} names for 3 parameters"):
-        optimizer.load_state_dict(saved)
-    assert_unchanged(optimizer, before)
-    optimizer.report()
-
-
 class Stubborn:
     """Cannot be copied."""
 

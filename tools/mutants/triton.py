@@ -32,7 +32,7 @@ MUTATIONS = [
     (
         "torch is not told that X was written",
         EXECUTOR,
-        "torch.autograd.graph.increment_version([p.x for p in self.parameters if not p.x.is_inference()])",
+        "torch.autograd.graph.increment_version([p.x for p in self.parameters])",
         "pass",
     ),
     (

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from adafactor.core import dtensor
-from adafactor.core.contract import EXACT_TYPES, Executor, Form, Gradients, Parameter, Prepare
+from adafactor.core.contract import Executor, Form, Gradients, Parameter, Prepare
 from adafactor.core.settings import Settings
 from adafactor.core.state import check_gradient
+from adafactor.core.sums import PLAIN
 from adafactor.distributed.reductions import Ranks
 
 
@@ -193,5 +194,5 @@ def _present(grads: Gradients) -> int:
 
 
 def _has_memory(parameter: Parameter) -> bool:
-    """Whether all has an address: subclasses of Tensor, and what else may lie in a state, may have none."""
-    return all(isinstance(t, Tensor) and type(t) in EXACT_TYPES for t in (parameter.x, *parameter.state.values()))
+    """Whether all has an address, also what users put into a state."""
+    return all(type(t) in PLAIN for t in (parameter.x, *parameter.state.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -28,9 +27,6 @@ def read(state_dict: StateDict, groups: list[dict[str, Any]]) -> Loaded:
     if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved_groups]:
         return {}  # torch says so itself
     _refuse_foreign(state_dict["state"].values())
-    for saved in saved_groups:
-        if len(names := saved.get("param_names", saved["params"])) != len(saved["params"]):
-            raise ValueError(f"the state dict has {len(names)} names for {len(saved['params'])} parameters of a group")
     if all("param_names" in group for group in [*groups, *saved_groups]):
         ours, theirs = ([name for group in g for name in group["param_names"]] for g in (groups, saved_groups))
         # the same names in another order are a mistake; other names may be a wrapper's, with a prefix
@@ -90,8 +86,7 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
     """Copy what a state dict has for one parameter into its new state, and what users put beside it."""
     for key, value in values.items():
         if key in state:
-            value = _as_tensor(value)
-            dtensor.copy_(state[key], value.reshape(state[key].shape) if key == "step" else value)
+            dtensor.copy_(state[key], _as_tensor(value))
         else:
             state[key] = deepcopy(value)
 
@@ -99,14 +94,10 @@ def _fill(state: states.State, values: Mapping[str, Any]) -> None:
 def _check_entry(state: states.State, p: Tensor, settings: Settings, name: str) -> None:
     """Refuse what a state dict holds for a parameter before any of it is loaded."""
     states.check(state, p, settings, name)
-    try:
-        counts = list(map(float, dtensor.local(_as_tensor(state["step"])).reshape(-1).tolist()))
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        counts = [math.nan]
-    if not all(count >= 0 and count.is_integer() for count in counts):
-        raise ValueError(
-            f"the state of {name} has step={state.get('step')!r}; it must be whole numbers that are not negative"
-        )
+    step = state.get("step")
+    counts = dtensor.local(step).reshape(-1).tolist() if isinstance(step, Tensor) else [step]
+    if not all(isinstance(count, (int, float)) and count >= 0 and count % 1 == 0 for count in counts):
+        raise ValueError(f"the state of {name} has step={step!r}; it must be whole numbers that are not negative")
 
 
 def _as_tensor(value: Any) -> Tensor:

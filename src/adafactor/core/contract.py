@@ -33,13 +33,13 @@ from adafactor.core.factoring import Factoring, statistics_dtype
 from adafactor.core.report import StepMetrics
 from adafactor.core.rounding import SIXTEEN_BIT
 from adafactor.core.settings import Settings
+from adafactor.core.sums import PLAIN
 
 if TYPE_CHECKING:
     from adafactor.distributed.shard import Shard
 
 Unit = tuple[Tensor, ...]  # parameters that step together inside backward
 Gradients = list[Tensor | None]  # one entry for each parameter; None where it has none this time
-EXACT_TYPES = {Tensor, torch.nn.Parameter}  # whose `data_ptr()` can be trusted; a subclass may have no storage
 
 
 class Form(NamedTuple):
@@ -193,8 +193,8 @@ def check_finite(sums: Sequence[Sums]) -> None:
 def why_not_plain(parameter: Parameter) -> str | None:
     """Why a compiled kernel must not use the memory of a parameter, its state or its gradient; None if it may."""
     for t in (parameter.x, *parameter.state.values()):
-        if isinstance(t, Tensor) and type(t) not in EXACT_TYPES:
+        if isinstance(t, Tensor) and type(t) not in PLAIN:
             return f"it is, or its state is, a {type(t).__name__}, a subclass of Tensor"
-    if parameter.gradient.type not in EXACT_TYPES:
+    if parameter.gradient.type not in PLAIN:
         return f"its gradient is a {parameter.gradient.type.__name__}, a subclass of Tensor"
     return None

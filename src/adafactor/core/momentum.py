@@ -4,7 +4,7 @@ Its name in the state says what it averages: `momentum_of_update`, `momentum_of_
 and then `_int8` where it is kept so, beside its scales in `momentum_scale`.
 
 A step computes the momentum in the statistics' precision, moves X by that, and then rounds it into the state: to one
-neighbour or the other at random by default, so that a change too small for the format is right in the mean.
+neighbour or the other at random, so that a change too small for the format is right in the mean.
 
 A *block* is a few indices along the last factored axis, a power of two of them, with all that follows: at most BLOCK
 elements, unless what follows is more by itself. So blocks do not depend on how a tensor lies in memory, and a shard

@@ -15,6 +15,7 @@ from adafactor.core.equations import Scalar
 from adafactor.core.factoring import statistics_dtype, sum_dtype, summed
 from adafactor.core.momentum import Blocks
 
+PLAIN = (Tensor, torch.nn.Parameter)  # types with memory of their own; a subclass may have none
 At = Any  # what a tensor is indexed with: slices, or `...` for all of it
 
 CHUNK_CPU = 2**20  # elements: a float32 chunk is 4 MB and stays in a shared cache
@@ -24,8 +25,8 @@ ROW = 1024  # elements that are summed in their own precision; in double beyond
 
 
 def on_host(t: Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for a device; a subclass may have nothing to read."""
-    return t.is_cpu and type(t) in (Tensor, torch.nn.Parameter)
+    """Whether the host can read a tensor without waiting for a device."""
+    return t.is_cpu and type(t) in PLAIN
 
 
 def vector(values: Sequence[Tensor | float], device: torch.device) -> Tensor:

@@ -58,7 +58,7 @@ class Executor:
         self._all: list[Sums] = []  # of all parameters; their tensors are views of what the library reads and writes
         if self.in_lockstep:
             self._all = [self._place(i, layout) for i, layout in enumerate(layouts)]
-        self.writable = [parameter.x for parameter in self.parameters if not parameter.x.is_inference()]
+        self.writable = [parameter.x for parameter in self.parameters]
         groups: dict[int, list[int]] = {}
         for i, parameter in enumerate(self.parameters):
             groups.setdefault(parameter.group, []).append(i)
@@ -131,8 +131,7 @@ class Executor:
         if taken.all():
             torch.autograd.graph.increment_version(self.writable)
             return []
-        written = [self.parameters[i].x for i in np.flatnonzero(taken)]
-        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
+        torch.autograd.graph.increment_version([self.writable[i] for i in np.flatnonzero(taken)])
         return [self.parameters[i] for i in np.flatnonzero(present & ~taken)]
 
     def flush(self) -> None:
