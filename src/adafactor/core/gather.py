@@ -151,6 +151,8 @@ class Buckets:
         entries = [entry for entry in entries_of(now.groups) if members is None or entry.p in members]
         taken = [e for e in entries if e.p.grad is not None or e.p in staying or self._is_shared(e.p, unit)]
         for entry in taken:
+            if entry.p.grad is not None:  # of another shape, it says best that the parameter was replaced
+                states.check_gradient(entry.p, entry.p.grad, entry.name)
             states.check(now.states[entry.p], entry.p, now.settings[entry.group], entry.name)
         wholes = [self._parameter(entry, now, before.get(entry.p)) for entry in taken]
         ranks = None
