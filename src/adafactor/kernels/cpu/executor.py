@@ -194,7 +194,7 @@ class Executor:
             if momentum.dtype == torch.int8:
                 job["m_scales"] = state["momentum_scale"].data_ptr()
         averages_g = momentum is not None and s.momentum_of == "gradient"
-        job["needs_second_pass"] = averages_g or (parameter.shard is not None and job["factored"])
+        job["needs_second_pass"] = averages_g or _has_partial_rows(parameter, layout)
 
     def _describe_factors(self, job: Any, parameter: Parameter, factoring: Factored, layout: Layout) -> None:
         """Describe R along the rows of memory and C along its lines, whatever the paper calls them."""
@@ -246,6 +246,11 @@ def _layout_of(parameter: Parameter) -> Layout:
 def _keys(layout: Layout) -> tuple[str, str]:
     """What the state calls R along the rows of memory, and C along its lines."""
     return ("col", "row") if layout.swapped else ("row", "col")
+
+
+def _has_partial_rows(parameter: Parameter, layout: Layout) -> bool:
+    """Whether other ranks have a part in R along the rows of memory, so that the first pass cannot divide by it."""
+    return parameter.shard is not None and {"row": "rows", "col": "cols"}[_keys(layout)[0]] in parameter.shard.partial
 
 
 def _aligned(size: int) -> Tensor:
