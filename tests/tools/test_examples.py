@@ -56,6 +56,17 @@ def test_the_trainer_fine_tunes_with_an_optimizer_given_in_either_way(words: lis
     assert len(fell) == 10 and fell[-1] < 3.2 < 4.5 < fell[0]
 
 
+@pytest.mark.slow
+def test_the_diagnostics_of_a_run_that_goes_wrong_say_so(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "examples/diagnostics.py", "--steps", "50", "--output", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-6000:]
+    assert {path.name for path in tmp_path.glob("*.png")} >= {"default.png", "unstable.png"}
+    assert run.stdout.count("loss") >= 3
+
+
 def save_a_model(folder: Path) -> list[str]:
     """Save a tiny model with its tokenizer and a text that it can learn; the words that name them."""
     import tokenizers

@@ -70,13 +70,13 @@ MUTATIONS = [
     (
         "int8 momentum rounded to nearest",
         LOOPS,
-        "const float chance = float(int32_t(words(j) >> 16)) * 0x1p-16f;",
+        "const float chance = float(int32_t(words.upper_half(j))) * 0x1p-16f;",
         "const float chance = 0.5f;",
     ),
     (
         "bfloat16 momentum rounded to nearest",
         LOOPS,
-        "at_random<Bfloat16>(u[j], words(j) >> 16)",
+        "at_random<Bfloat16>(u[j], words.upper_half(j))",
         "nearest<Bfloat16>(u[j])",
     ),
     (

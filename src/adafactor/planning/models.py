@@ -224,6 +224,7 @@ def _build_config(path: Path) -> torch.nn.Module:
             make = getattr(transformers, classes[0]) if classes else transformers.AutoModel.from_config
             model = make(config)
     except Exception as wrong:  # transformers has no one exception for a size that is no size
-        raise ValueError(f"{path}: transformers cannot build it: {type(wrong).__name__}: {wrong}") from wrong
+        why = " ".join(str(wrong).split())
+        raise ValueError(f"{path}: transformers cannot build it: {type(wrong).__name__}: {why}") from wrong
     assert isinstance(model, torch.nn.Module)
     return model
