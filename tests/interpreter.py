@@ -27,13 +27,18 @@ def make_quick() -> None:
     import numpy as np
     from triton.runtime import interpreter
 
-    run, lock = interpreter.GridExecutor.__call__, threading.Lock()
+    run, rewrite, lock = interpreter.GridExecutor.__call__, interpreter.InterpretedFunction.rewrite, threading.RLock()
 
     def run_alone(self: Any, *arguments: Any, **options: Any) -> None:
         with lock, np.errstate(all="ignore"):  # ranks are threads, and the interpreter has one program at a time
             run(self, *arguments, **options)
 
+    def rewrite_alone(self: Any) -> Any:
+        with lock:  # Python 3.11 counts the depth of a tree that it parses for all threads together
+            return rewrite(self)
+
     interpreter.GridExecutor.__call__ = run_alone
+    interpreter.InterpretedFunction.rewrite = rewrite_alone
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
 
 
