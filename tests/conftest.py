@@ -49,6 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in others]
 
 
+@pytest.fixture(autouse=True)
+def one_thread_again() -> Iterator[None]:
+    """Put back the number of threads that a test has set: with another, the next one's sums have other bits."""
+    yield
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
 def stand_for(patch: pytest.MonkeyPatch, name: str) -> None:
     """Let `backend="auto"` be this one."""
     if name == "eager":
