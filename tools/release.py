@@ -52,7 +52,11 @@ def main() -> int:
     shutil.rmtree(DIST, ignore_errors=True)
     call(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
     [sdist], [compiled] = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
-    call(sys.executable, "-m", "build", "--wheel", "--outdir", str(DIST), str(ROOT), environment=NO_COMPILER)
+    with tempfile.TemporaryDirectory() as folder:  # here, build/ has what was compiled before
+        with tarfile.open(sdist) as file:
+            file.extractall(folder, filter="data")
+        [source] = Path(folder).iterdir()
+        call(sys.executable, "-m", "build", "--wheel", "--outdir", str(DIST), str(source), environment=NO_COMPILER)
     [pure] = set(DIST.glob("*.whl")) - {compiled}
     call(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
     check_wheel(compiled, version, is_pure=False)
