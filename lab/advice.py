@@ -8,7 +8,7 @@ from lab import answer, claims, results
 from lab.answer import beside_adam, decayed_difference, listed, span
 from lab.claims import Finding, judge_all
 from lab.presets import SCALES
-from lab.results import FAILED, FAILS, HOLDS, UNDECIDED, Record, dev_loss, of_row, paired, test_bleu
+from lab.results import FAILED, FAILS, HOLDS, TOO_FEW, UNDECIDED, Record, dev_loss, of_row, paired, test_bleu
 from lab.rules import Claim
 
 
@@ -58,7 +58,7 @@ def _decay(records: list[Record]) -> str:
 
 def _momentum(records: list[Record]) -> str:
     found = _finding(records, lambda claim: (claim.pairs[0].first, claim.pairs[0].second) == ("O-", "P-"))
-    if found is None:
+    if found is None or found.verdict == TOO_FEW:
         return ""
     told = {HOLDS: "none without warm-up", FAILS: "a gain without warm-up", UNDECIDED: "not decided"}[found.verdict]
     return (

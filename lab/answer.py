@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from lab import claims, results, rules
 from lab.claims import Finding, judge_all
 from lab.experiments import ADAPTIVE, OTHER_MODELS
-from lab.results import FAILED, FAILS, HOLDS, SAME_LOSS, UNDECIDED, Difference, Record, mean, of_row, paired, test_bleu
+from lab.results import (
+    FAILED,
+    FAILS,
+    HOLDS,
+    SAME_LOSS,
+    TOO_FEW,
+    UNDECIDED,
+    Difference,
+    Record,
+    mean,
+    of_row,
+    paired,
+    test_bleu,
+)
 from lab.rows import ROWS
 from lab.rules import Claim
 
@@ -37,7 +50,7 @@ def beside_adam(records: list[Record], scale: str, way: str = "decayed", again: 
     ours, theirs = (of_row(some, row, scale, step) for row, step in zip((pair.first, pair.second), steps, strict=True))
     finding = claims.judge(claim, records)
     return Beside(
-        finding.verdict if finding else UNDECIDED,
+        finding.verdict if finding and finding.verdict != TOO_FEW else UNDECIDED,
         claims.deciding_difference(claim, pair, records),
         paired(ours, theirs, lambda record: test_bleu(record, way)),
         *(mean(test_bleu(record, way) for record in side) for side in (ours, theirs)),
@@ -169,7 +182,8 @@ def _outcome(name: str, losses: list[float]) -> str:
 
 def _counted(found: Sequence[tuple[Claim, Finding]]) -> list[str]:
     """How many claims have which verdict: of those whose runs are newer than the rule, then of the others."""
-    new, known = ([each for each in found if (each[0].known == "none") == is_new] for is_new in (True, False))
+    judged = [each for each in found if each[1].verdict != TOO_FEW]
+    new, known = ([each for each in judged if (each[0].known == "none") == is_new] for is_new in (True, False))
     sentences = []
     if new:
         dates = listed(sorted({claim.set for claim, _ in new}))

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab import results, rules, updates
-from lab.results import FAILED, FAILS, HOLDS, UNDECIDED, Difference, Record, dev_loss, final_loss, of_row, paired
+from lab.results import (
+    FAILED,
+    FAILS,
+    HOLDS,
+    TOO_FEW,
+    UNDECIDED,
+    Difference,
+    Record,
+    dev_loss,
+    final_loss,
+    of_row,
+    paired,
+)
 from lab.rows import ROWS, TABLE_2
 from lab.rules import Claim, Pair
 
@@ -45,7 +57,9 @@ def judge(claim: Claim, records: list[Record]) -> Finding | None:
     beside = [other_difference(claim, pair, records) for pair in claim.pairs]
     others = [_verdict(claim.rule, found) for found in beside]
     verdict = _together(verdicts)
-    is_opposite = verdict != UNDECIDED and any(map(_is_beyond_zero, deciding, beside))
+    if verdict == UNDECIDED and any(found.seeds < LEAST_SEEDS for found in deciding):
+        verdict = TOO_FEW
+    is_opposite = verdict in (HOLDS, FAILS) and any(map(_is_beyond_zero, deciding, beside))
     return Finding(
         verdict,
         _shown(claim.pairs, [pair.scale for pair in claim.pairs], deciding, verdicts),
@@ -124,7 +138,7 @@ def _figure_1(claim: Claim, records: list[Record]) -> Finding | None:
         return None
     verdict = HOLDS if min(slow) > max(fast) else FAILS if max(slow) < min(fast) else UNDECIDED
     is_enough = min(len(fast), len(slow)) >= LEAST_SEEDS
-    return Finding(verdict if is_enough else UNDECIDED, f"`{claim.pairs[0].scale}`: " + "; ".join(texts))
+    return Finding(verdict if is_enough else TOO_FEW, f"`{claim.pairs[0].scale}`: " + "; ".join(texts))
 
 
 def _range(values: Sequence[float]) -> str:

@@ -19,6 +19,7 @@ UNIGRAM = 6.19  # the dev loss at `pattern` of a model that knows only how often
 FAILED = UNIGRAM - 0.3  # a run that ends above has learned next to nothing
 SAME_LOSS = 0.05  # two rows whose losses differ by less do equally well
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
+TOO_FEW = "too few runs"  # to judge by, so far
 
 
 def select(records: Iterable[Record], scale: str, tied: bool = True, **wanted: Any) -> list[Record]:

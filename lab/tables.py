@@ -76,7 +76,7 @@ def of_claims(records: list[Record]) -> Table | None:
 
 NOTE = """\
 The first row named minus the second in dev loss, ± half the 95 % interval of Student's t over pairs of one seed on one
-text: below 0 the first is better. At least three seeds have to be there.
+text: below 0 the first is better. With fewer than three there are too few runs to judge.
 
 - **As good** holds if the interval ends below +0.05, and does not if it begins above.
 - **Better** holds if it ends below 0, and does not if it begins above −0.05.

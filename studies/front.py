@@ -47,7 +47,7 @@ SETTINGS = {  # rows of the table of ranges
 }
 LABELS = {  # of the picture: contender → label, where it stands beside its point
     "adamw": ("torch.optim.AdamW, fused", (-8, 0), "right"),
-    "torch": ("torch.optim.Adafactor", (-8, 6), "right"),
+    "torch": ("torch.optim.Adafactor", (-9, -4), "right"),
     "transformers": ("transformers", (8, -7), "left"),
     "timm": ("timm", (-9, 2), "right"),
     "pytorch-optimizer": ("pytorch_optimizer", (6, -17), "right"),

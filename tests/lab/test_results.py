@@ -12,7 +12,7 @@ from lab import answer, claims, experiments, pictures, rules, tables, updates
 from lab.evaluate import pack_figures, unpack_figures
 from lab.presets import SCALES, Job
 from lab.records import RECORDS, read
-from lab.results import FAILS, HOLDS, UNDECIDED, Difference, Record, best_multiplier, interval, of_row, paired
+from lab.results import FAILS, HOLDS, TOO_FEW, UNDECIDED, Difference, Record, best_multiplier, interval, of_row, paired
 
 NAMES = ["decoder.0.attention.inputs.weight", "decoder.0.other.query.weight", "encoder.0.attention.inputs.weight"]
 
@@ -115,7 +115,7 @@ def test_a_claim_is_judged_by_its_own_seeds_at_its_scale_and_the_other_decides_n
     assert found.is_contradicted, "there it does not hold"
     assert not _found("Clipping at 1 (H) relieves", records).is_contradicted
     two = [record for record in records if record["config"]["seed"] < 5]
-    assert _found("Clipping at 1 (H) relieves", two).verdict == UNDECIDED, "three seeds are the least"
+    assert _found("Clipping at 1 (H) relieves", two).verdict == TOO_FEW, "three seeds are the least"
     assert claims.judge(_claim("Clipping at 1 (H) relieves"), seen) is None
 
 
