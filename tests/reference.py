@@ -210,6 +210,8 @@ def difference(group: Mapping[str, Any], p: Tensor, state: Mapping[str, Tensor],
     if p.dtype.itemsize < 4 and rounding == "kahan":
         x = x + exact(state["compensation"])
     limit = allowed(expected, p.dtype, rounding)
+    if group["weight_decay"] and group["weight_decay_by"] == "alpha":  # α's own error, which X is multiplied with
+        limit = limit + relative_error(expected.x.size, p.dtype) * np.abs(expected.x)
     beyond = np.abs(expected.x) >= torch.finfo(p.dtype).max  # stored as infinity, or as the largest number
     with np.errstate(invalid="ignore"):
         wrong = ~(np.abs(x - expected.x) <= limit) & ~(beyond & (np.sign(x) == np.sign(expected.x)) & (np.abs(x) > 1))
