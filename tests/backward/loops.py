@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from adafactor import Adafactor, step_in_backward
+from adafactor.core.dtensor import local
 from tests.exact import assert_same, copy_of
 
 STEPS = 4
@@ -59,6 +61,29 @@ class Fails(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """Out of memory, say."""
         raise MemoryError("half-way")
+
+
+class Gauge:
+    """Follows every gradient's memory from the moment it is complete, whoever refers to it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Before `step_in_backward`, so that a gradient is seen before it is used."""
+        self.seen: dict[Any, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+        for p in model.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self.look)
+
+    def look(self, p: Tensor) -> None:
+        """One more; under FSDP2 those of a module may share their memory."""
+        assert p.grad is not None
+        storage = local(p.grad).untyped_storage()
+        self.seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.most = max(self.most, self.living())
+
+    def living(self) -> int:
+        """The bytes of gradients that exist now."""
+        return sum(size for storage, size in self.seen.values() if not storage.expired())
 
 
 class Run:

@@ -8,39 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from adafactor import Adafactor, step_in_backward
-from tests.backward.loops import Run, grads, loss_of, plain
+from tests.backward.loops import Gauge, Run, grads, loss_of, plain
 
 
 def test_no_gradient_is_left_after_backward() -> None:
     inside = Run().attached()
     loss_of(inside.model, 0).backward()
     assert grads(inside.model) == [None] * 12
-
-
-class Gauge:
-    """Follows every gradient's memory from the moment it is complete, whoever refers to it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        """Before `step_in_backward`, so that a gradient is seen before it is used."""
-        self.seen: list[tuple[StorageWeakRef, int]] = []
-        self.most = 0
-        for p in model.parameters():
-            p.register_post_accumulate_grad_hook(self.look)
-
-    def look(self, p: Tensor) -> None:
-        """One more."""
-        assert p.grad is not None
-        self.seen.append((StorageWeakRef(p.grad.untyped_storage()), p.grad.nbytes))
-        self.most = max(self.most, self.living())
-
-    def living(self) -> int:
-        """The bytes of gradients that exist now."""
-        return sum(size for storage, size in self.seen if not storage.expired())
 
 
 @pytest.mark.parametrize("keywords", [{}, {"max_norm": 1.0}], ids=str)

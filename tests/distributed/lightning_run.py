@@ -75,7 +75,7 @@ def main() -> None:
     if save != "-":
         trainer.save_checkpoint(save)
     if trainer.is_global_zero:
-        print("LOSSES", json.dumps(module.losses), flush=True)
+        print("RESULT", json.dumps(module.losses), flush=True)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,16 @@ class Net(nn.Module):
         return y
 
 
+def even() -> Net:
+    """For tensor parallel."""
+    return Net(even=True)
+
+
+def wide() -> Net:
+    """Large enough for an int8 momentum."""
+    return Net(even=True, width=256, inner=512)
+
+
 class Block(nn.Module):
     """A residual block with a parameter that nobody uses and one that is frozen, recomputed in backward if asked."""
 
@@ -166,6 +176,11 @@ class Gathered(nn.Module):
         """Gather the sentence, which is cut along its last axis."""
         y: Tensor = self.layer(DTensor.from_local(x, self.mesh, [Shard(2)]).full_tensor())
         return y
+
+
+def both(mesh: DeviceMesh, sequence: bool = False) -> Build:
+    """FSDP2 over what is tensor parallel."""
+    return lambda model: fsdp(mesh["data"])(tensor_parallel(mesh["model"], sequence)(model))
 
 
 def micro_batches(model: nn.Module, step: int, parts: int, micro: int, sync: bool = False) -> Iterator[Tensor]:

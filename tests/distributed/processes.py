@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import warnings
@@ -30,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adafactor import Adafactor, step_in_backward
 from tests.distributed.nets import Net, assert_near, copied, fsdp, made, train
-from tests.distributed.rig import assert_same_everywhere, line, whole
+from tests.distributed.rig import assert_same_everywhere, line
 from tests.distributed.test_checkpoints import assert_restored, spoil, start
 from tests.distributed.test_in_backward import assert_same_inside
 from tests.distributed.test_models import assert_trains_as_one_process
@@ -67,31 +66,18 @@ def redundant() -> None:
     assert_same_everywhere(*ours)
 
 
-def in_a_pipeline(shard: bool) -> None:
-    """A stage on every rank, with an optimizer of its own; inside backward, FSDP2's stages cannot step."""
+def in_a_pipeline() -> None:
+    """A stage on every rank: inside backward, FSDP2's stages cannot step, since the schedule scales gradients later."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    plain = made(lambda: nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(size)))).double()
-    module = copy.deepcopy(plain.get_submodule(str(rank)))
-    if shard:
-        fully_shard(module, mesh=init_device_mesh("cpu", (size, 1), mesh_dim_names=("stage", "data"))["data"])
+    module, mesh = nn.Linear(6, 6), init_device_mesh("cpu", (size, 1), mesh_dim_names=("stage", "data"))
+    fully_shard(module, mesh=mesh["data"])
     stage = PipelineStage(module, rank, size, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
-    optimizer, reference = Adafactor(module.named_parameters()), Adafactor(plain.named_parameters())
-    for step in range(3):
-        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        given: tuple[list[Any], Any] = [x] if rank == 0 else [], x if rank == size - 1 else None
-        if shard:
-            step_in_backward(module, optimizer)
-            with pytest.raises(RuntimeError, match=r"came outside of any backward\(\), as a pipeline's schedule"):
-                schedule.step(*given[0], target=given[1])
-            return
-        schedule.step(*given[0], target=given[1])
-        (plain(x) - x).square().mean().backward()
-        for one in (optimizer, reference):
-            one.step()
-            one.zero_grad()
-    for p, q in zip(module.parameters(), plain.get_submodule(str(rank)).parameters(), strict=True):
-        torch.testing.assert_close(whole(p), q.detach(), rtol=1e-12, atol=1e-12)
+    optimizer = Adafactor(module.named_parameters())
+    step_in_backward(module, optimizer)
+    x = torch.ones(4, 6)
+    with pytest.raises(RuntimeError, match=r"came outside of any backward\(\), as a pipeline's schedule"):
+        schedule.step(*([x] if rank == 0 else []), target=x if rank == size - 1 else None)
 
 
 def main() -> None:
@@ -99,15 +85,14 @@ def main() -> None:
     warnings.filterwarnings("error", module="adafactor")  # torch itself gives some
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    assert_trains_as_one_process(lambda: fsdp(line()), torch.float64, parts=2)
+    assert_trains_as_one_process(lambda: fsdp(line()), parts=2)
     assert_same_inside(lambda: fsdp(line()))
     for momentum in ("float32", "int8"):
         for offload in (False, True):
             assert_restored(momentum, broadcast=True, full_state_dict=True, cpu_offload=offload)
     saved_meanwhile(Path(sys.argv[1]))
     redundant()
-    in_a_pipeline(shard=False)
-    in_a_pipeline(shard=True)
+    in_a_pipeline()
     dist.barrier()
     os._exit(0)  # not through the ordinary end: a thread of gloo may still hold tensors when Python is gone
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer with FSDP2 and DDP: it resumes with the losses of an uninterrupted run, steps in backward."""
+"""transformers' Trainer and Lightning, sharded: resumed with the losses of an uninterrupted run, or in backward."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ import pytest
 
 from tests.distributed.launch import torchrun
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
 pytestmark = pytest.mark.slow
 
-SAVED = "checkpoint-2"
+SHARDED = "SHARDED_STATE_DICT"
 
 
-def launched(ranks: int, sharding: str, way: str, folder: Path, load: str = "-") -> tuple[int, str]:
-    return torchrun(["-m", "tests.distributed.trainer_run", sharding, way, str(folder), load], ranks)
+def launched(program: str, ranks: int, *words: object) -> Any:
+    """What one of them printed; the words are those that the program describes."""
+    for package in ("transformers", "accelerate") if program == "trainer_run" else ("lightning",):
+        pytest.importorskip(package)
+    status, output = torchrun(["-m", f"tests.distributed.{program}", *map(str, words)], ranks)
+    if status:
+        raise RuntimeError(output[-6000:])
+    return json.loads(next(line for line in output.splitlines() if line.startswith("RESULT ")).split(" ", 1)[1])
 
 
-def trained(ranks: int, sharding: str, way: str, folder: Path, load: str = "-") -> dict[str, Any]:
-    status, output = launched(ranks, sharding, way, folder, load)
-    assert status == 0, output[-6000:]
-    line = next(line for line in output.splitlines() if line.startswith("RESULT "))
-    result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    assert len(result["losses"]) == 4
-    return result
-
-
-@pytest.mark.parametrize("sharding", ["SHARDED_STATE_DICT", "FULL_STATE_DICT", "DDP"])
+@pytest.mark.parametrize("sharding", [SHARDED, "FULL_STATE_DICT", "DDP"])
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one_also_on_another_number_of_ranks(
     sharding: str, tmp_path: Path
 ) -> None:
     """With two micro-batches to a step, momentum and a schedule."""
-    whole = trained(2, sharding, "after", tmp_path / "whole")
+    whole = launched("trainer_run", 2, sharding, "after", tmp_path / "whole", "-")
     assert whole["kind"] == ("DistributedDataParallel" if sharding == "DDP" else "FSDPGPT2LMHeadModel")
-    load = str(tmp_path / "whole" / SAVED)
-    again = trained(2, sharding, "after", tmp_path / "again", load)
-    assert again["losses"] == whole["losses"] and again["weights"] == whole["weights"]
-    moved = trained(4, sharding, "after", tmp_path / "moved", load)
+    load = tmp_path / "whole" / "checkpoint-2"
+    assert launched("trainer_run", 2, sharding, "after", tmp_path / "again", load) == whole
+    moved = launched("trainer_run", 4, sharding, "after", tmp_path / "moved", load)
     assert moved["losses"] == pytest.approx(whole["losses"], rel=1e-5)
 
 
 def test_steps_inside_backward_end_on_the_same_bits_and_so_does_a_resumed_run(tmp_path: Path) -> None:
-    after, inside, run = (trained(2, "SHARDED_STATE_DICT", way, tmp_path / way) for way in ("after", "inside", "run"))
-    resumed = trained(2, "SHARDED_STATE_DICT", "inside", tmp_path / "resumed", str(tmp_path / "inside" / SAVED))
-    for each in (inside, run, resumed):
-        assert each["losses"] == after["losses"] and each["weights"] == after["weights"]
-        assert not any(each["bytes of gradients"])
-    assert all(after["bytes of gradients"])
+    ways = ("after", "inside", "run")
+    after, inside, run = (launched("trainer_run", 2, SHARDED, way, tmp_path / way, "-") for way in ways)
+    load = tmp_path / "inside" / "checkpoint-2"
+    assert inside == run == launched("trainer_run", 2, SHARDED, "inside", tmp_path / "resumed", load)
+    assert inside == {**after, "in backward": True} and not after["in backward"]
 
 
 @pytest.mark.parametrize("way", ["inside", "run"])
 def test_steps_inside_backward_are_refused_under_ddp_with_the_ways_that_work(way: str, tmp_path: Path) -> None:
-    status, output = launched(2, "DDP", way, tmp_path)
-    assert status != 0 and "RESULT" not in output
-    assert "needs a model that FSDP2 has sharded (transformers: fsdp=True)" in output
+    with pytest.raises(RuntimeError, match=r"needs a model that FSDP2 has sharded \(transformers: fsdp=True\)"):
+        launched("trainer_run", 2, "DDP", way, tmp_path, "-")
 
 
 def test_accelerate_trains_with_ddp_on_cpus_whatever_is_asked_for(tmp_path: Path) -> None:
     """As the docs say. When this fails, Accelerate has FSDP2 on CPUs, and `open_gate` is no longer needed."""
-    assert trained(2, "SHARDED_STATE_DICT", "closed", tmp_path)["kind"] == "DistributedDataParallel"
+    assert launched("trainer_run", 2, SHARDED, "closed", tmp_path, "-")["kind"] == "DistributedDataParallel"
+
+
+def test_lightning_resumes_with_fsdp_on_another_number_of_ranks_and_steps_inside_backward(tmp_path: Path) -> None:
+    folder = tmp_path / "saved.ckpt"
+    whole = launched("lightning_run", 2, 4, "-", "-", "after")
+    assert launched("lightning_run", 2, 2, folder, "-", "after") == whole[:2]
+    for way in ("after", "inside"):
+        assert launched("lightning_run", 2, 4, "-", folder, way) == whole[2:]
+    assert launched("lightning_run", 4, 4, "-", folder, "after") == pytest.approx(whole[2:], rel=1e-5)
