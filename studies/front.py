@@ -2,8 +2,8 @@
 
     python -m studies.front
 
-Every `results/step-*.json` is a machine, measured by `python -m benchmarks --output studies/results/step-NAME.json`;
-the largest models are those of `python -m studies.capacity`. Tables go between the marks of the documents.
+Every `results/step-*.json` is a run of `python -m benchmarks --output studies/results/step-NAME.json` on the same
+machine; the largest models are those of `python -m studies.capacity`. Tables go between the marks of the documents.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.record import Record, load
-from benchmarks.tables import markdown, ratios, size, taken
+from benchmarks.record import Record, Row, load
+from benchmarks.tables import ratios, taken
 from lab import records
 from lab.files import put_between
 from lab.style import INK, OURS, THEIRS, styled
@@ -21,7 +21,9 @@ from studies.capacity import search
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results"
-README, PAGE, PLAN = (ROOT / name for name in ("README.md", "docs/performance.md", "docs/plan.md"))
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+FAST = 60e9  # bytes a second of a copy: on this machine it moves either about 43 GB/s or about 72
+FEW = 3  # rounds with such a memory; a suite with fewer says nothing
 ROWS = {  # of equal conditions: label → contender, dtype, setting of the capacity study
     "AdamW, fused, float32": ("adamw", "float32", "adamw-float32"),
     "adafactor, float32": ("adafactor", "float32", "adafactor-float32"),
@@ -36,14 +38,18 @@ ROWS = {  # of equal conditions: label → contender, dtype, setting of the capa
 }
 SETTINGS = {  # rows of the table of ranges
     "float32": ("adafactor", "float32"),
+    "float32, in backward": ("adafactor-backward", "float32"),
+    "AdamW in backward, float32": ("adamw-backward", "float32"),
     "float32 momentum": ("adafactor-momentum-float32", "float32"),
     "bfloat16 momentum": ("adafactor-momentum-bfloat16", "float32"),
     "int8 momentum": ("adafactor-momentum-int8", "float32"),
     "bfloat16 weights, to nearest": ("adafactor", "bfloat16"),
     "bfloat16 weights, stochastic rounding": ("adafactor-stochastic", "bfloat16"),
-    "Adafactor's bytes in trivial loops, float32": ("floor", "float32"),
-    "torch.optim.Adafactor": ("torch", "float32"),
-    "transformers' Adafactor": ("transformers", "float32"),
+    "the same, in backward": ("adafactor-stochastic-backward", "bfloat16"),
+    "AdamW in backward, bfloat16": ("adamw-backward", "bfloat16"),
+    "in plain PyTorch, float32": ("adafactor-eager", "float32"),
+    "torch.optim.Adafactor, float32": ("torch", "float32"),
+    "transformers' Adafactor, float32": ("transformers", "float32"),
 }
 LABELS = {  # of the picture: contender → label, where it stands beside its point
     "adamw": ("torch.optim.AdamW, fused", (-8, 0), "right"),
@@ -60,47 +66,76 @@ RUNS = {  # at `small`, three seeds each on one text: label, colour
 }
 
 
-def machines() -> dict[str, Record]:
-    """The records of a step, by the machine's name."""
-    return {path.stem.removeprefix("step-"): load(path) for path in sorted(RESULTS.glob("step-*.json"))}
+def runs() -> dict[str, Record]:
+    """The records of a step, by the run's name."""
+    return {
+        path.stem.removeprefix("step-"): load(path)
+        for path in sorted(RESULTS.glob("step-*.json"), key=lambda path: path.stem)
+    }
 
 
-def equal(steps: dict[str, Record], capacity: Record) -> str:
-    """AdamW and ours in equal conditions: state, time of a step of GPT-2 small on each machine, largest model."""
-    heads = ["", "state", "step, × AdamW", "largest GPT in 4 GiB"]
-    lines = [heads, ["---"] * len(heads)]
+def equal(steps: list[Record], capacity: Record) -> str:
+    """AdamW and ours in equal conditions: state, time of a step of GPT-2 small in each run, largest model."""
+    lines = [["", "state", "step, × AdamW", "largest GPT in 4 GiB"], ["---"] * 4]
     for label, (contender, dtype, setting) in ROWS.items():
-        found = [(r, row) for r in steps.values() if (row := r.first(suite="gpt2", contender=contender, dtype=dtype))]
+        found = [(r, row) for r in steps if (row := r.first(suite="gpt2", contender=contender, dtype=dtype))]
         times = [median(ratios(record, row)) for record, row in found]
         best = capacity.first(setting=setting, limit=4 << 30)
-        cells = [size(found[0][1]["state_bytes"]) if found else "–", span(times)]
+        cells = [state(found[0][1]["state_bytes"]) if found else "–", span(times)]
         lines.append([label, *cells, f"{best['parameters'] / 1e6:,.0f} M" if best else "–"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def ranges(steps: dict[str, Record]) -> str:
-    """For each setting and machine the least and the greatest median over the suites, × fused AdamW."""
-    lines = [["", *steps], ["---"] * (1 + len(steps))]
+def ranges(steps: list[Record]) -> str:
+    """For each setting the least and the greatest median over the suites, × fused AdamW, by how fast memory was."""
+    lines = [["", f"memory below {FAST / 1e9:.0f} GB/s", "above"], ["---"] * 3]
     for label, (contender, dtype) in SETTINGS.items():
-        found = [record.find(contender=contender, dtype=dtype) for record in steps.values()]
-        times = [[median(ratios(r, row)) for row in rows] for r, rows in zip(steps.values(), found, strict=True)]
-        lines.append([label, *map(span, times)])
+        found = [(record, row) for record in steps for row in record.find(contender=contender, dtype=dtype)]
+        lines.append([label, *(span(medians(found, fast)) for fast in (False, True))])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def medians(found: list[tuple[Record, Row]], fast: bool) -> list[float]:
+    """Return the median of each suite over all runs' rounds in which memory was fast, or was not."""
+    suites: dict[str, list[float]] = {}
+    for record, row in found:
+        copy = record.first(suite=row["suite"], dtype=row["dtype"], contender="copy")
+        assert copy is not None, "a copy is timed in every round"
+        of_rounds = zip(ratios(record, row), copy["bytes_per_second"], strict=True)
+        suites.setdefault(row["suite"], []).extend(ratio for ratio, speed in of_rounds if (speed > FAST) == fast)
+    return [median(times) for times in suites.values() if len(times) >= FEW]
+
+
 def span(values: list[float]) -> str:
-    """Least to greatest."""
-    low, high = (f"{edge(values):.2f}" if values else "–" for edge in (min, max))
-    return low if low == high else f"{low} to {high}"
+    """Least to greatest, in two digits."""
+    if not values:
+        return "–"
+    ends = [f"{value:.{2 if value < 0.995 else 1 if value < 9.95 else 0}f}" for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def state(count: int) -> str:
+    """Megabytes for people."""
+    return f"{count / 1e6:,.{1 if count < 1e7 else 0}f} MB"
 
 
 def tables() -> dict[str, str]:
     """What stands between the marks of the documents, by the mark's name."""
-    steps = machines()
-    whole = "\n".join(f"### {name}\n\n{markdown(record)}" for name, record in steps.items())
-    largest = load(search.RECORD)
-    found = {"equal": equal(steps, largest), "ranges": ranges(steps), "tables": whole.rstrip()}
-    return {**found, "capacity": search.table(largest)}
+    steps = list(runs().values())
+    return {"equal": equal(steps, load(search.RECORD)), "ranges": ranges(steps), "conditions": conditions(steps)}
+
+
+def conditions(steps: list[Record]) -> str:
+    """Each run's date, how fast memory was in it, and how busy the processor."""
+    lines = [["run", "a copy moved, GB/s", "load average"], ["---"] * 3]
+    for record in steps:
+        copies = [row for row in record.rows if row["contender"] == "copy"]
+        speeds = [speed / 1e9 for row in copies for speed in row["bytes_per_second"]]
+        loads = [load for row in copies for load in row["load"]]
+        lines.append(
+            [record.about["date"], f"{min(speeds):.0f} to {max(speeds):.0f}", f"{min(loads):.1f} to {max(loads):.1f}"]
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -110,7 +145,7 @@ def marks(name: str) -> tuple[str, str]:
 
 def points() -> dict[str, tuple[float, float]]:
     """Megabytes besides weights and gradients, and milliseconds, of each contender in float32."""
-    record = machines()["epyc"]
+    record = runs()["epyc"]
     rows = [row for row in record.find(suite="gpt2", dtype="float32") if row["contender"] in LABELS]
     return {
         row["contender"]: ((row["state_bytes"] + row["extra_bytes"]) / 1e6, 1e3 * median(taken(record, row)))
@@ -175,7 +210,7 @@ def draw_losses(path: Path) -> None:
 
 def main() -> None:
     """Write the tables where a document has their marks, and draw."""
-    for document in (README, PAGE, PLAN):
+    for document in (README, PAGE):
         for name, text in tables().items():
             if marks(name)[0] in document.read_text(encoding="utf-8"):
                 put_between(document, *marks(name), text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -25,8 +24,6 @@ ROWS = {  # the setting, and the rank of LoRA
     "**adafactor, bfloat16, stochastic, in backward**": (SETTINGS["adafactor-backward"], 0),
     "the same, int8 momentum": (replace(SETTINGS["adafactor-stochastic-momentum-int8"], in_backward=True), 0),
 }
-GALORE = "GaLore 8-bit, rank 1024, layer by layer"
-RANK, BLOCK = 1024, 256
 
 
 def qwen3_8b() -> torch.nn.Module:
@@ -63,17 +60,6 @@ def sdxl() -> torch.nn.Module:
     return model
 
 
-def galore(shapes: list[tuple[int, ...]]) -> int:
-    """Return bytes by GaLore's paper: bfloat16 weights, one gradient, projections, 8-bit moments of rank 1024."""
-    state = 0.0
-    for shape in shapes:
-        short, long = (min(shape), max(shape)) if len(shape) == 2 else (0, 0)
-        moments = RANK * long if short > RANK else prod(shape)
-        state += 2 * short * RANK if short > RANK else 0  # the projection, in bfloat16
-        state += 2 * moments * (1 + 4 / BLOCK)  # two of 8 bits, and a scale for each block
-    return int(2 * sum(map(prod, shapes)) + 2 * max(map(prod, shapes)) + state)
-
-
 def rows() -> Iterator[list[str]]:
     """The header, then a row for each setting: GiB, all but activations."""
     models: dict[str, torch.nn.Module | str] = {"Llama 3.1 8B": "llama-8b"}
@@ -85,8 +71,6 @@ def rows() -> Iterator[list[str]]:
         found = [find(model).with_lora(rank) if rank else find(model) for model in models.values()]
         counted = [line_of(model, setting, situation).bytes for model in found]
         yield [name, *(f"{each.total / 2**30:.1f}" for each in counted if each is not None)]
-    shapes = [[weight.shape for weight in find(model).weights] for model in models.values()]
-    yield [GALORE, *(f"{galore(each) / 2**30:.1f}" for each in shapes)]
 
 
 def main() -> None:

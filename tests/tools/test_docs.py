@@ -26,7 +26,7 @@ def test_every_test_that_the_paper_map_names_exists() -> None:
         name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     }
     named = set(re.findall(r"`(test_\w+)", (ROOT / "docs" / "paper.md").read_text()))
-    assert len(named) > 15 and named <= defined, named - defined
+    assert len(named) > 12 and named <= defined, named - defined
 
 
 def test_every_function_that_the_paper_map_names_exists() -> None:
@@ -102,7 +102,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_figures_of_the_first_page_are_those_of_the_committed_records() -> None:
-    page, step = (ROOT / "docs" / "index.md").read_text(), front.machines()["epyc"]
+    page, step = (ROOT / "docs" / "index.md").read_text(), front.runs()["epyc"]
     state = {
         (row["contender"], row["dtype"]): row["state_bytes"] / 1e6
         for row in step.find(suite="gpt2")
