@@ -66,6 +66,7 @@ BACKENDS = {
         (
             (*PROPERTIES, "-k", "triton"),
             ("tests/interpreted", "-m", "not slow"),
+            ("tests/distributed/test_placements.py", "-k", "triton", "-m", "not slow"),
         ),
     ),
 }

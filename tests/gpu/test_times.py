@@ -55,8 +55,8 @@ def test_both_passes_beside_a_copy(
         optimizer.step()
     clock, run = Clock(module), Launch.__call__
 
-    def timed(launch: Launch, is_aligned: bool, *given: Tensor | None) -> None:
-        clock(launch.kernel.__name__, lambda: run(launch, is_aligned, *given))
+    def timed(launch: Launch, *given: Tensor | None) -> None:
+        clock(launch.kernel.__name__, lambda: run(launch, *given))
 
     monkeypatch.setattr(Launch, "__call__", timed)
     for _ in range(ROUNDS):

@@ -35,14 +35,3 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         builder, "set_grid_idx", lambda *at: set_index(*(place[i] for place, i in zip(places, at, strict=True)))
     )
     yield request.param
-
-
-@pytest.fixture
-def short_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no program hold more than 256 elements of a row, as of those of more than 16,384 elements."""
-    from adafactor.kernels.triton import layout
-
-    layout.tiling.cache_clear()
-    monkeypatch.setattr(layout, "ROW", 256)
-    yield
-    layout.tiling.cache_clear()

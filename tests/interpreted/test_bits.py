@@ -86,12 +86,11 @@ first_seen: dict[str, list[Tensor]] = {}
         {},
         {"dtype": torch.bfloat16, "rounding": "stochastic"},
         {"factored": False, "shapes": [(9, 2000)]},
-        {"shapes": [(3, 520)]},
         {"shapes": [(20, 640)], "beta1": 0.9, "momentum_dtype": "int8"},
     ],
     ids=str,
 )
-def test_programs_may_run_in_any_order(order: str, keywords: dict[str, object], short_rows: None) -> None:
+def test_programs_may_run_in_any_order(order: str, keywords: dict[str, object]) -> None:
     found = run(**keywords)  # type: ignore[arg-type]
     before = first_seen.setdefault(str(keywords), found)
     assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
@@ -105,31 +104,20 @@ def test_the_bits_do_not_depend_on_what_is_beside_a_tensor() -> None:
     assert torch.equal(together[0], alone[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_after_saving_and_loading_the_bits_are_the_same(dtype: torch.dtype) -> None:
-    begin = starts(SHAPES, dtype)
-    steps = random_steps(begin, 4)
-    straight, _ = train(begin, steps)
-    half, optimizer = train(begin, steps[:2])
-    params = [p.clone().requires_grad_() for p in half]
-    resumed = Adafactor(params, backend="triton")
-    resumed.load_state_dict(optimizer.state_dict())
-    for step in steps[2:]:
-        for p, g in zip(params, step, strict=True):
-            p.grad = g
-        resumed.step()
-    assert all(torch.equal(a, b) for a, b in zip(straight, params, strict=True))
-
-
-def test_a_gradient_at_an_odd_address_takes_as_good_a_step() -> None:
-    for shape in ((48, 288), (64,)):
-        begin = starts([shape])
-        steps = random_steps(begin, 3)
-        p = begin[0].clone().requires_grad_()
-        optimizer = Adafactor([p], backend="triton")
-        for i, (g,) in enumerate(steps):
-            assert g is not None
-            memory = torch.empty(g.numel() + 1)[i % 2 :]
-            p.grad = memory[: g.numel()].view(shape).copy_(g)
+def test_the_bits_do_not_depend_on_the_address_of_a_gradient() -> None:
+    """Nor on how it lies, if it has gaps or another order: what is not aligned is copied as it is."""
+    begin = starts([(48, 288), (64,), (40, 30)])
+    steps = random_steps(begin, 2)
+    ends = []
+    for offset in (0, 1):
+        params = [p.clone().requires_grad_() for p in begin]
+        optimizer = Adafactor(params, backend="triton")
+        for step in steps:
+            for p, g in zip(params, step, strict=True):
+                assert g is not None
+                memory = torch.empty(2 * g.numel() + 1)[offset:]
+                strides = {288: (1, 48), 30: (60, 1)}.get(g.shape[-1], g.stride())
+                p.grad = memory.as_strided(g.shape, strides).copy_(g)
             optimizer.step()
-        torch.testing.assert_close(train(begin, steps)[0][0], p.detach(), rtol=1e-6, atol=1e-8)
+        ends.append([p.detach() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

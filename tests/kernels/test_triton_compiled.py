@@ -70,13 +70,13 @@ def test_the_first_pass_keeps_its_registers_and_instructions(
 
 
 def every() -> dict[str, list[Call]]:
-    """The launches of tensors of every kind, also with gradients at odd addresses."""
-    found = {f"offset {offset}": calls((256, 4096), BF16, {"rounding": "stochastic"}, offset) for offset in (0, 1)}
-    found |= {f"{width} columns": calls((16, width), F32, {}) for width in (16, 768, 17000)}
+    """The launches of tensors of every kind."""
+    found = {"stochastic": calls((256, 4096), BF16, {"rounding": "stochastic"})}
+    found |= {f"{width} columns": calls((16, width), F32, {}) for width in (16, 768, 4099, 16384)}
     found |= {f"a vector of {n}": calls((n,), F32, MOMENTUM) for n in (48, 2**20)}
-    for estimator in ("row", "column", False):
+    for estimator, width in (("row", 512), ("column", 130)):
         keywords = {**MOMENTUM, "momentum_dtype": "int8", "factored": estimator}
-        found[f"factored={estimator}"] = calls((256, 512), F32, keywords)
+        found[f"factored={estimator}"] = calls((256, width), F32, keywords)
     return found
 
 
@@ -88,6 +88,6 @@ def test_nothing_spills_or_depends_on_the_order_of_programs(name: str, card: str
         assert usage(call, card).spilled <= most, call.name
         code = compiled(call, card).asm
         assert not re.search(r"\b(atom|red)\.|_atomic", code.get("ptx", "") + code.get("amdgcn", ""))
-        if call.name == "last_pass" and name == "offset 0" and card == "sm_90":
+        if call.name == "last_pass" and name == "stochastic" and card == "sm_90":
             assert re.search(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", code["ptx"])
             assert re.search(r"st\.global[.\w:]*\.(v4\.b32|v2\.b64)", code["ptx"])

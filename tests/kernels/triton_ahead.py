@@ -56,15 +56,15 @@ class Call:
         return {name: value for name, value in named.items() if name.isupper()}
 
 
-def calls(shape: tuple[int, ...], dtype: torch.dtype, keywords: dict[str, Any], offset: int = 0) -> list[Call]:
-    """The launches of a second step of one parameter, whose gradient may begin at an odd address; none is run."""
+def calls(shape: tuple[int, ...], dtype: torch.dtype, keywords: dict[str, Any]) -> list[Call]:
+    """The launches of a second step of one parameter; none is run."""
     noted: list[Call] = []
 
-    def note(launch: Launch, is_aligned: bool, *given: Tensor | None) -> None:
+    def note(launch: Launch, *given: Tensor | None) -> None:
         noted.append(Call(launch, (*given, *launch._rest)))
 
     p = torch.ones(shape, dtype=dtype, requires_grad=True)
-    p.grad = torch.ones(p.numel() + 16, dtype=dtype)[offset : offset + p.numel()].view(shape)
+    p.grad = torch.ones_like(p)
     at_most = patch.object(plan, "AT_MOST", {"maxnreg": 128})  # as where torch is built for NVIDIA's cards
     with patch.object(backend, "INTERPRETED", True), patch.object(proof, "LARGEST", -1), at_most:
         optimizer = Adafactor([p], backend="triton", **keywords)

@@ -27,7 +27,7 @@ MUTATIONS = [
     ),
     ("clip inverted", BETWEEN, "tl.where(rms_u / clip < 1.0,", "tl.where(rms_u / clip > 1.0,"),
     ("ΣU² without 1/C", BETWEEN, "ratio = ratio / new.to(tl.float64)", "ratio = ratio * 1.0"),
-    ("ΣU² of the ranks is not taken over", EXECUTOR, "torch._foreach_copy_(here, list(three.unbind()))", "pass"),
+    ("ΣU² of the ranks is not taken over", EXECUTOR, "                self._note_sums()", "                pass"),
     ("a write that torch counts is not noticed", EXECUTOR, "if written is not None:", "if False:"),
     (
         "torch is not told that X was written",

@@ -20,9 +20,12 @@ import torch
 from triton import knobs
 
 from adafactor.core import momentum
+from adafactor.core.contract import Executor as AnyExecutor
 from adafactor.core.contract import Parameter, why_not_plain
+from adafactor.kernels import eager
 from adafactor.kernels.triton.executor import Executor
-from adafactor.kernels.triton.layout import Layout, layout_of
+from adafactor.kernels.triton.layout import Refused, layout_of
+from adafactor.kernels.triton.proof import known
 
 INTERPRETED = knobs.runtime.interpret  # decided when the kernels are imported
 DEVICES = ("cuda", "xpu")  # ROCm's are called cuda, too
@@ -45,12 +48,17 @@ def why_not(parameter: Parameter) -> str | None:
     for like_x in (state.get("full"), momentum.buffer(state), state.get("compensation")):
         if like_x is not None and like_x.stride() != x.stride() and x.numel() > 1:
             return "its state has another order in memory"
-    layout = layout_of(parameter)
-    return None if isinstance(layout, Layout) else layout
+    try:
+        layout_of(parameter)
+    except Refused as reason:
+        return str(reason)
+    return None
 
 
-def prepare(parameters: list[Parameter]) -> list[Executor]:
-    """Make an executor of all parameters of a group on a device."""
+def prepare(parameters: list[Parameter]) -> list[AnyExecutor]:
+    """Make an executor of all parameters of a group on a device; in eager PyTorch, once a step was wrong."""
+    if known().is_wrong:
+        return list(eager.prepare(parameters))
     alike: dict[object, list[Parameter]] = {}
     for p in parameters:
         alike.setdefault((p.x.device, p.group, p.in_lockstep, p.shard is not None), []).append(p)

@@ -79,7 +79,7 @@ def conclude(
     if IGNORES:
         taken = tl.full((), 1, tl.int1)
     decay = tl.load(fields_ptr + f.DECAY) * (size if BY_ALPHA else 1.0)
-    t, steps = tl.load(step_ptr), tl.load(fields_ptr + f.STEPS)
+    t, steps, beta2 = tl.load(step_ptr), tl.load(fields_ptr + f.STEPS), tl.load(fields_ptr + f.BETA2)
     clipped, skipped = tl.load(fields_ptr + f.CLIPPED), tl.load(fields_ptr + f.SKIPPED)
     tl.debug_barrier()  # every thread has read what is written now
     tl.store(fields_ptr + f.TAKEN, tl.where(taken, 1.0, 0.0))
@@ -90,6 +90,7 @@ def conclude(
         tl.store(fields_ptr + f.ALPHA, SIGN * alpha)
         tl.store(fields_ptr + f.RMS_X, rms_x)
         tl.store(fields_ptr + f.RMS_U, rms_u)
+        tl.store(fields_ptr + f.LAST_BETA2, beta2)
         tl.store(fields_ptr + f.STEPS, steps + 1.0)
         tl.store(fields_ptr + f.CLIPPED, clipped + tl.where(divisor > 1.0, 1.0, 0.0))
     else:

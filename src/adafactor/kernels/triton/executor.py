@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,8 +17,9 @@ from adafactor.core.sums import vector
 from adafactor.core.warn import warn
 from adafactor.kernels import eager
 from adafactor.kernels.triton import fields as f
+from adafactor.kernels.triton import proof
+from adafactor.kernels.triton.launch import aligned
 from adafactor.kernels.triton.plan import Plan
-from adafactor.kernels.triton.proof import STEPS, Twin, candidates, trial_of
 
 
 class Executor:
@@ -31,16 +32,13 @@ class Executor:
         table = torch.zeros(len(parameters), f.FIELDS, dtype=torch.float64, device="cpu")
         roots = [rounding.roots(p.settings.seed, p.number) for p in parameters]
         table[:, f.ROOT1.value : f.ROOT2.value + 1] = torch.tensor(roots, dtype=torch.float64, device="cpu")
-        table[:, f.ALPHA.value : f.RMS_U.value + 1] = torch.nan  # no step has been taken
+        table[:, f.ALPHA.value : f.LAST_BETA2.value + 1] = torch.nan  # no step has been taken
         self._fields = table.to(self._device)
         self._plans = [Plan(p, row) for p, row in zip(parameters, self._fields, strict=True)]
         self._must_measure = [p.measures_x for p in parameters]
-        self._trials = [trial_of(plan.variant) for plan in self._plans]
+        small = [i for i, p in enumerate(parameters) if p.x.numel() <= proof.LARGEST]
+        self._in_doubt = [] if self.in_lockstep else small
         self._eager: list[AnyExecutor] = []  # what steps in our place, once a step was wrong
-        if any(trial.is_wrong for trial in self._trials) and not self.in_lockstep:
-            self._eager = list(eager.prepare(parameters))
-        is_known = self.in_lockstep or bool(self._eager)
-        self._in_doubt = not is_known and any(trial.steps < STEPS for trial in self._trials)
         self._grads: Gradients = []
         self._settings: Sequence[Settings] = ()
         self._has_stepped = self._has_new = False
@@ -52,7 +50,8 @@ class Executor:
             known = zip(self._must_measure, written, self.parameters, strict=True)
             self._must_measure = [a or (b and p.measures_x) for a, b, p in known]
         with self._on_device():
-            self._keep_for_graphs()
+            if self._is_capturing():  # what a graph reads with every replay must last as long as the optimizer
+                self.parameters[0].metrics.captured.append(self)
             rates = settings[self.parameters[0].group].rates(torch.stack(self._steps).double() + 1)
             for column, rate in enumerate(rates):
                 self._fields[:, column] = rate
@@ -66,17 +65,17 @@ class Executor:
         with self._on_device():
             done = self._prove() if self._in_doubt and not self._is_capturing() else ()
             if self._eager:
-                self._step_in_eager(done)
+                left = {plan.parameter: g for plan, g in self._present(done)}
+                proof.step_in_eager(self._eager, left, self._settings)
                 return
-            for i, (plan, g) in enumerate(zip(self._plans, self._grads, strict=True)):
-                if g is not None and i not in done:
-                    plan.step(g)
+            for plan, g in self._present(done):
+                plan.step(aligned(g))
 
     def moments(self) -> None:
         """Run the first pass of all, and hand over what other ranks have a share in."""
         with self._on_device():
             for plan, g in self._present():
-                plan.moments(g)
+                plan.moments(aligned(g))
             plans = [plan for plan, _ in self._present()]
             if plans:
                 flags = torch.stack([plan.probe() for plan in plans]).isfinite().unbind()
@@ -86,7 +85,6 @@ class Executor:
         """Find ΣU² and ΣX² of what is here of shards, from the completed means."""
         with self._on_device():
             for (plan, _), one in zip(self._present(), self.sums, strict=True):
-                plan.complete(one)
                 one.u2, one.x2 = plan.norms()
 
     def apply_(self) -> None:
@@ -96,7 +94,7 @@ class Executor:
             if self.parameters[0].shard is not None and self.sums:
                 self._note_sums()
             for plan, g in self._present():
-                plan.apply_(g)
+                plan.apply_(aligned(g))
 
     def end(self) -> list[Parameter]:
         """Let go of the gradients; tell autograd what was written behind its back."""
@@ -116,43 +114,28 @@ class Executor:
         now = self._fields.clone()
         self._fields[:, f.STEPS.value : f.SKIPPED.value + 1].zero_()
         for p, row in zip(self.parameters, now, strict=True):
-            alpha, rms_x, rms_u, steps, clipped, skipped = row[f.ALPHA.value : f.SKIPPED.value + 1].unbind()
+            alpha, rms_x, rms_u, beta2, steps, clipped, skipped = row[f.ALPHA.value : f.SKIPPED.value + 1].unbind()
             rms_x = rms_x if p.measures_x else None
-            p.metrics.add(row[f.BETA2.value], rms_x, alpha.abs(), rms_u, clipped.long(), steps.long())
+            p.metrics.add(beta2, rms_x, alpha.abs(), rms_u, clipped.long(), steps.long())
             p.metrics.skipped = p.metrics.skipped + skipped.long()
 
     def _prove(self) -> list[int]:
-        """Step a parameter of each unproven variant in eager PyTorch, too; return which, all rightly stepped now."""
-        present = [i for i, g in enumerate(self._grads) if g is not None]
-        chosen = candidates(self.parameters, self._trials, present)
-        for number, i in enumerate(chosen):
-            plan, g, trial = self._plans[i], self._grads[i], self._trials[i]
-            assert g is not None
-            if plan.parameter.measures_x:
-                plan.remeasure()
-            twin = Twin(plan.parameter, g, self._settings)
-            plan.step(g)
-            if problem := twin.compare(trial):
-                self._give_up(problem)
-                return chosen[: number + 1]
-        self._in_doubt = any(trial.steps < STEPS for trial in self._trials)
-        return chosen
-
-    def _give_up(self, problem: str) -> None:
-        """Leave all that is to come to eager PyTorch, and say so."""
-        card = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device
-        warn(
-            f"Triton's step was wrong on {card}, so eager PyTorch took it and takes those to come: {problem}. Please "
-            "report this line, with the versions of torch and Triton, as an issue."
-        )
-        self._in_doubt, self._eager = False, list(eager.prepare(self.parameters))
-
-    def _step_in_eager(self, done: Sequence[int]) -> None:
-        left = {p: g for i, (p, g) in enumerate(zip(self.parameters, self._grads, strict=True)) if i not in done}
-        for executor in self._eager:
-            executor.begin([left.get(p) for p in executor.parameters], self._settings, None)
-            executor.step()
-            executor.end()
+        """Step one of each unproven kind in eager PyTorch, too; return which, all rightly stepped now."""
+        kinds = {i: proof.kind_of(self.parameters[i]) for i in self._in_doubt}
+        self._in_doubt = [i for i, kind in kinds.items() if proof.known().right[kind] < proof.STEPS]
+        chosen = {kinds[i]: (i, g) for i in self._in_doubt if (g := self._grads[i]) is not None}
+        done = []
+        for i, g in chosen.values():
+            done.append(i)
+            if problem := proof.prove(self._plans[i], aligned(g), self._settings):
+                card = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device
+                warn(
+                    f"Triton's step was wrong on {card}, so eager PyTorch took it and takes those to come: {problem}. "
+                    "Please report this line, with the versions of torch and Triton, as an issue."
+                )
+                self._in_doubt, self._eager = [], list(eager.prepare(self.parameters))
+                break
+        return done
 
     def _note_sums(self) -> None:
         """Put ΣU², ΣX² and whether G² is finite, of all ranks, where `conclude` looks for them."""
@@ -160,20 +143,16 @@ class Executor:
         u2 = vector([one.u2 for one in self.sums], self._device)
         x2 = vector([0.0 if one.x2 is None else one.x2 for one in self.sums], self._device)
         three = torch.stack([torch.where(finite > 0, 0.0, torch.nan), u2, x2], dim=1)
-        here = [plan.completed for plan, _ in self._present()]
-        torch._foreach_copy_(here, list(three.unbind()))
-
-    def _keep_for_graphs(self) -> None:
-        """Let what a captured graph reads with every replay last as long as the optimizer."""
-        captured = self.parameters[0].metrics.captured
-        if self._is_capturing() and self not in captured:
-            captured.append(self)
+        torch._foreach_copy_([plan.completed for plan, _ in self._present()], list(three.unbind()))
 
     def _is_capturing(self) -> bool:
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _present(self) -> Iterator[tuple[Plan, Tensor]]:
-        return ((plan, g) for plan, g in zip(self._plans, self._grads, strict=True) if g is not None)
+    def _present(self, done: Collection[int] = ()) -> Iterator[tuple[Plan, Tensor]]:
+        """Plans with their gradients, but for those that were stepped already."""
+        for i, (plan, g) in enumerate(zip(self._plans, self._grads, strict=True)):
+            if g is not None and i not in done:
+                yield plan, g
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Make the device current: kernels are launched there."""
