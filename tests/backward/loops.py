@@ -89,10 +89,12 @@ class Gauge:
 class Run:
     """A model with its optimizer, and the loop that everybody writes."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, seed: int = 0, **keywords: Any) -> None:
+    def __init__(
+        self, dtype: torch.dtype = torch.float32, seed: int = 0, inside: bool = False, **keywords: Any
+    ) -> None:
         """The same model for the same seed."""
         torch.manual_seed(seed)
-        self.model = Net().to(dtype)
+        self.model, self.inside = Net().to(dtype), inside
         self.optimizer = Adafactor(self.model.named_parameters(), **keywords)
 
     def attached(self, **keywords: Any) -> Run:
@@ -100,14 +102,27 @@ class Run:
         self.handle = step_in_backward(self.model, self.optimizer, **keywords)
         return self
 
+    def attach(self, **keywords: Any) -> None:
+        """The same, if this is the run that steps inside backward."""
+        if self.inside:
+            self.attached(**keywords)
+
+    def end_step(self) -> None:
+        """What follows the last backward of a step."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
     def train(self, steps: range = range(STEPS), batches: int = 1) -> Run:
         """So many steps of so many micro-batches."""
         for step in steps:
             for batch in range(batches):
                 (loss_of(self.model, step * batches + batch) / batches).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.end_step()
         return self
+
+    def steps_of(self, *names: str) -> list[int]:
+        """How many steps some parameters have taken."""
+        return [int(self.optimizer.state[self.model.get_parameter(name)]["step"]) for name in names]
 
     def assert_equal(self, other: Run) -> None:
         """The same bits in weights and state, and the same figures in the report."""

@@ -23,10 +23,7 @@ def fuse(run: Run) -> None:
             p.register_post_accumulate_grad_hook(hook)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rounding"),
-    [(torch.float32, "nearest"), (torch.bfloat16, "stochastic"), (torch.bfloat16, "kahan")],
-)
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, "nearest"), (torch.bfloat16, "stochastic")])
 def test_a_fused_backward_pass_ends_on_the_bits_of_step(backend: str, dtype: torch.dtype, rounding: str) -> None:
     ordinary, fused = (Run(dtype, beta1=0.9, rounding=rounding) for _ in range(2))
     fuse(fused)
@@ -39,12 +36,13 @@ def test_a_fused_backward_pass_ends_on_the_bits_of_step(backend: str, dtype: tor
     fused.assert_equal(ordinary.train())
 
 
-def test_a_parameter_without_a_gradient_stands_still() -> None:
-    model, optimizer = plain()
-    before = [p.detach().clone() for p in model.parameters()]
-    for p in model.parameters():
-        optimizer.step_param(p)
-    assert all(map(torch.equal, model.parameters(), before))
+def test_ordinary_steps_may_follow_and_without_a_gradient_nothing_happens() -> None:
+    ordinary, mixed = Run(), Run()
+    loss_of(mixed.model, 0).backward()
+    for p in mixed.model.parameters():  # also those that are not used
+        mixed.optimizer.step_param(p)
+    mixed.optimizer.zero_grad()
+    mixed.train(range(1, STEPS)).assert_equal(ordinary.train())
 
 
 def test_a_parameter_of_another_optimizer_is_refused() -> None:
@@ -52,12 +50,3 @@ def test_a_parameter_of_another_optimizer_is_refused() -> None:
     stranger.grad = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"of shape \(2, 3\) is in no group"):
         plain()[1].step_param(stranger)
-
-
-def test_ordinary_steps_may_follow() -> None:
-    ordinary, mixed = Run(), Run()
-    loss_of(mixed.model, 0).backward()
-    for p in mixed.model.parameters():
-        mixed.optimizer.step_param(p)
-    mixed.optimizer.zero_grad()
-    mixed.train(range(1, STEPS)).assert_equal(ordinary.train())

@@ -33,11 +33,12 @@ def limited(limit: float, steps: int = STEPS) -> tuple[Run, list[float]]:
     return run, norms[1:]
 
 
-@pytest.mark.parametrize("limit", [1.0, math.inf])
-def test_max_norm_scales_by_the_norm_of_the_step_before(limit: float) -> None:
+@pytest.mark.parametrize(("limit", "accumulate"), [(1.0, 1), (math.inf, 1), (1.0, 2)])
+def test_max_norm_scales_by_the_norm_of_the_step_before(limit: float, accumulate: int) -> None:
+    """Also with one backward only of two, so that all gradients wait for the optimizer."""
     expected, norms = limited(limit)
     assert min(norms) > 1.0, "else nothing is limited"
-    inside = Run().attached(max_norm=limit)
+    inside = Run().attached(max_norm=limit, accumulate=accumulate)
     assert inside.handle.norm is None
     for step in range(STEPS):
         inside.train(range(step, step + 1))
@@ -46,14 +47,6 @@ def test_max_norm_scales_by_the_norm_of_the_step_before(limit: float) -> None:
     for name, value in copy_of(inside.model).items():
         torch.testing.assert_close(value, expected.model.state_dict()[name], rtol=1e-5, atol=1e-6)
     assert torch.equal(inside.model.embedding.weight, Run().train().model.embedding.weight) == (limit == math.inf)
-
-
-def test_max_norm_counts_gradients_that_wait_for_the_optimizer() -> None:
-    expected, norms = limited(1.0)
-    inside = Run().attached(max_norm=1.0, accumulate=2).train()  # one backward only, so that all of them wait
-    assert inside.handle.norm is not None and inside.handle.norm.item() == pytest.approx(norms[-1], rel=1e-5)
-    for name, value in copy_of(inside.model).items():
-        torch.testing.assert_close(value, expected.model.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:skipped:RuntimeWarning")
@@ -80,7 +73,7 @@ def test_a_backward_that_failed_is_not_in_the_norm() -> None:
     assert handle.norm is not None and handle.norm.item() == pytest.approx(expected.norm().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(3000, 700), (700, 3000), (2_100_000,), (1, 1_100_000), (3, 2, 5), ()], ids=str)
+@pytest.mark.parametrize("shape", [(3000, 700), (2_100_000,), (1, 1_100_000), ()], ids=str)
 def test_the_norm_of_bfloat16_gradients_is_exact_enough(shape: tuple[int, ...]) -> None:
     g = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     assert handle._norm(g).dtype == torch.float32
@@ -105,16 +98,6 @@ def test_a_detached_model_is_an_ordinary_one_again() -> None:
         assert run.model.gain.grad is not None
     assert_same(inside.optimizer.state_dict(), ordinary.optimizer.state_dict())
     assert_same(copy_of(inside.model), copy_of(ordinary.model))
-
-
-def test_it_ends_with_its_with_block_and_can_begin_again() -> None:
-    run = Run()
-    for steps in (range(2), range(2, 4)):
-        with step_in_backward(run.model, run.optimizer):
-            run.train(steps)
-            loss_of(run.model, steps[-1] + 1)
-        assert all(not p._post_accumulate_grad_hooks for p in run.model.parameters())
-    run.assert_equal(Run().train(range(4)))
 
 
 def test_detached_in_mid_step_it_has_stepped_once() -> None:

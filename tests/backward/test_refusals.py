@@ -11,36 +11,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from adafactor import Adafactor, step_in_backward
-from tests.backward.loops import STEPS, Fails, Run, loss_of, plain
+from tests.backward.loops import Fails, Run, loss_of, plain
 from tests.exact import copy_of
-
-
-def test_clipping_after_backward_finds_nothing_and_says_so_by_a_norm_of_zero() -> None:
-    inside, ordinary = Run().attached(), Run()
-    loss_of(inside.model, 0).backward()
-    assert clip_grad_norm_(inside.model.parameters(), 1e-3) == 0
-    inside.optimizer.step()
-    inside.assert_equal(ordinary.train(range(1)))
-
-
-def test_a_gradient_scaler_raises_an_error_of_its_own() -> None:
-    model, optimizer = plain()
-    step_in_backward(model, optimizer)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(model(torch.ones(6)).sum()).backward()
-    with pytest.raises(AssertionError, match="No inf checks were recorded"):
-        scaler.step(optimizer)
-
-
-def test_a_disabled_gradient_scaler_does_no_harm() -> None:
-    ordinary, inside = Run().train(), Run().attached()
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    for step in range(STEPS):
-        scaler.scale(loss_of(inside.model, step)).backward()
-        scaler.step(inside.optimizer)
-        scaler.update()
-        inside.optimizer.zero_grad()
-    inside.assert_equal(ordinary)
 
 
 def test_a_second_backward_in_a_step_is_refused() -> None:
@@ -57,16 +29,6 @@ def test_a_graph_that_is_kept_for_a_second_backward_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="second gradient|modified by an inplace operation"):  # ours or torch's
         loss.backward()
-
-
-def test_torch_notices_when_a_parameter_that_has_stepped_is_needed_again() -> None:
-    """Its gradient is complete before the product that reads it without a gradient goes backward."""
-    w, x = nn.Parameter(torch.ones(3, 3)), torch.ones(3, 3, requires_grad=True)
-    holder = nn.ParameterList([w])
-    optimizer = Adafactor(holder.parameters())  # which keeps the handle alive
-    step_in_backward(holder, optimizer)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        ((x @ w.detach()).tanh() @ w).sum().backward()
 
 
 def test_raising_inside_backward_leaves_the_bad_one_and_says_that_others_have_stepped(backend: str) -> None:
@@ -100,37 +62,27 @@ def test_after_a_failure_half_way_the_next_batch_goes_on() -> None:
     assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [1, 1, 2, 2]
 
 
-def test_bad_arguments_are_named() -> None:
+def test_bad_arguments_are_named_and_attach_nothing() -> None:
     model, optimizer = plain()
+    unnamed = Adafactor(model.parameters())
     for wrong, error, message in (
         ((model.parameters(), optimizer), TypeError, "model must be a torch.nn.Module, not generator"),
         ((model, torch.optim.SGD(model.parameters())), TypeError, "optimizer must be an adafactor.Adafactor, not SGD"),
         ((model[0], optimizer), ValueError, "2.weight, 2.bias: held by the optimizer, but not in the model"),
+        ((nn.Linear(2, 2), unnamed), ValueError, "^parameter 0, parameter 1, parameter 2 and 1 more: held by"),
         ((nn.ModuleList([model, nn.Linear(2, 2)]), optimizer), ValueError, "1.weight, 1.bias: trainable, but not in"),
     ):
         with pytest.raises(error, match=message):
             step_in_backward(*wrong)
     for keywords, error, message in (
         ({"accumulate": 0}, ValueError, "accumulate=0 must be at least 1"),
-        ({"accumulate": 2.0}, TypeError, "accumulate=2.0 must be an integer, not float"),
         ({"accumulate": True}, TypeError, "accumulate=True must be an integer"),
-        ({"max_norm": 0}, ValueError, "max_norm=0 must be None or a number above 0"),
-        ({"max_norm": math.nan}, ValueError, "max_norm=nan must be"),
+        ({"max_norm": math.nan}, ValueError, "max_norm=nan must be None or a number above 0"),
     ):
         with pytest.raises(error, match=message):
             step_in_backward(model, optimizer, **keywords)
-    loss = model(torch.ones(6)).sum()
-    loss.backward()
-    assert clip_grad_norm_(model.parameters(), 1.0) > 0, "nothing was attached by a call that failed"
-
-
-def test_parameters_without_names_are_numbered_and_many_are_not_all_listed() -> None:
-    model, _ = plain()
-    optimizer = Adafactor(model.parameters())
-    with pytest.raises(ValueError, match="^parameter 2, parameter 3: held by"):
-        step_in_backward(model[0], optimizer)
-    with pytest.raises(ValueError, match="^parameter 0, parameter 1, parameter 2 and 1 more: held by"):
-        step_in_backward(nn.Linear(2, 2), optimizer)
+    model(torch.ones(6)).sum().backward()
+    assert clip_grad_norm_(model.parameters(), 1.0) > 0
 
 
 def test_attaching_twice_is_an_error() -> None:

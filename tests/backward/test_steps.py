@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 import threading
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,138 +27,165 @@ def test_the_results_are_those_of_the_ordinary_loop_bit_for_bit(dtype: torch.dty
     keywords: dict[str, Any] = {"beta1": 0.9, "weight_decay": 0.1, "rounding": "stochastic"}
     ordinary, inside = Run(dtype, **keywords), Run(dtype, **keywords).attached()
     inside.train().assert_equal(ordinary.train())
-    steps = {name: inside.optimizer.state[p]["step"] for name, p in inside.model.named_parameters()}
-    assert steps == {name: 0 if "unused" in name else STEPS for name in steps}
+    names = [name for name, _ in inside.model.named_parameters()]
+    assert inside.steps_of(*names) == [0 if "unused" in name else STEPS for name in names]  # also what is tied
 
 
-@pytest.mark.parametrize("batches", [1, 2, 3])
-def test_gradients_of_several_micro_batches_are_kept_until_the_last(batches: int) -> None:
-    ordinary, inside = Run(beta1=0.9), Run(beta1=0.9).attached(accumulate=batches)
-    inside.train(batches=batches).assert_equal(ordinary.train(batches=batches))
+# ---- what a training loop may do: each of these is run with ordinary steps and with steps inside backward
 
 
-def test_a_parameter_that_the_last_micro_batch_does_not_use_steps_with_the_optimizer() -> None:
-    def train(attach: bool) -> Run:
-        run = Run()
-        if attach:
-            run.attached(accumulate=2)
-        for step in range(STEPS):
-            experts = run.model.unused.weight.square().sum() if step % 2 else run.model.unused.bias.sum()
-            (loss_of(run.model, step) + experts).backward()
-            loss_of(run.model, step + 1).backward()
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-        return run
-
-    inside = train(attach=True)
-    inside.assert_equal(train(attach=False))
-    assert inside.optimizer.state[inside.model.unused.weight]["step"] == STEPS // 2
+def one_micro_batch_after_the_other(run: Run) -> None:
+    run.attach(accumulate=3)
+    run.train(batches=3)
 
 
-def test_fewer_micro_batches_than_expected_still_make_a_step() -> None:
-    ordinary, inside = Run(), Run().attached(accumulate=3)
-    for run in (ordinary, inside):
-        run.train(range(2), batches=3).train(range(10, 11), batches=2).train(range(3, 5), batches=3)
-    inside.assert_equal(ordinary)
+def a_last_micro_batch_that_does_not_use_all(run: Run) -> None:
+    run.attach(accumulate=2)
+    for step in range(STEPS):
+        experts = run.model.unused.weight.square().sum() if step % 2 else run.model.unused.bias.sum()
+        (loss_of(run.model, step) + experts).backward()
+        loss_of(run.model, step + 1).backward()
+        run.end_step()
+    assert run.steps_of("unused.weight") == [STEPS // 2]
 
 
-def test_dropping_half_accumulated_gradients_starts_the_count_anew() -> None:
-    ordinary, inside = Run(), Run().attached(accumulate=2)
-    for run in (ordinary, inside):
-        loss_of(run.model, 99).backward()
-        run.optimizer.zero_grad()
-        run.train(batches=2)
-    inside.assert_equal(ordinary)
+def fewer_micro_batches_than_expected(run: Run) -> None:
+    run.attach(accumulate=3)
+    run.train(range(2), batches=3)
+    loss_of(run.model, 10).backward()
+    run.optimizer.step()
+    assert (run.model.gain.grad is None) == run.inside
+    run.optimizer.zero_grad()
+    run.train(range(3, 5), batches=3)
 
 
-def test_a_tied_parameter_steps_once_with_the_gradients_of_all_uses() -> None:
-    inside = Run().attached().train(range(1))
-    for p in (inside.model.embedding.weight, inside.model.twice.weight):
-        assert inside.optimizer.state[p]["step"] == 1  # the result is compared above
+def dropping_half_accumulated_gradients(run: Run) -> None:
+    run.attach(accumulate=2)
+    loss_of(run.model, 99).backward()
+    run.optimizer.zero_grad()
+    run.train(batches=2)
 
 
-def test_frozen_parameters_may_be_unfrozen_and_frozen_again() -> None:
-    def train(attach: bool) -> Run:
-        run = Run()
-        run.model.embedding.requires_grad_(False)
-        if attach:
-            run.attached()
-        run.train(range(2))
-        run.model.embedding.requires_grad_(True)
-        run.model.twice.requires_grad_(False)
-        return run.train(range(2, 5))
-
-    inside = train(attach=True)
-    inside.assert_equal(train(attach=False))
-    steps = [inside.optimizer.state[p]["step"] for p in (inside.model.embedding.weight, inside.model.twice.weight)]
-    assert steps == [3, 2]
-    loss_of(inside.model, 0).backward()
-    assert inside.model.embedding.weight.grad is None, "since its first step it is freed inside backward as all others"
+def two_losses_of_one_graph(run: Run) -> None:
+    run.attach(accumulate=2)
+    for step in range(STEPS):
+        logits = run.model(ids(step))
+        logits.square().mean().backward(retain_graph=True)
+        logits.logsumexp(-1).mean().backward()
+        assert (run.model.gain.grad is None) == run.inside
+        run.end_step()
 
 
-def test_a_group_that_is_added_later_joins_in() -> None:
-    def train(attach: bool) -> Run:
-        run = Run()
-        run.model.gain.requires_grad_(False)
-        others = [(name, p) for name, p in run.model.named_parameters() if name != "gain"]
-        run.optimizer = Adafactor(others)
-        if attach:
-            run.attached()
-        run.train(range(2))
-        run.model.gain.requires_grad_(True)
-        run.optimizer.add_param_group({"params": [("gain", run.model.gain)], "lr": 0.1})
-        return run.train(range(2, 5))
-
-    inside = train(attach=True)
-    inside.assert_equal(train(attach=False))
-    assert inside.optimizer.state[inside.model.gain]["step"] == 3
+def freezing_and_unfreezing(run: Run) -> None:
+    run.model.embedding.requires_grad_(False)
+    run.attach()
+    run.train(range(2))
+    run.model.embedding.requires_grad_(True)
+    run.model.twice.requires_grad_(False)
+    run.train(range(2, 5))
+    assert run.steps_of("embedding.weight", "twice.weight") == [3, 2]
+    if run.inside:
+        loss_of(run.model, 0).backward()
+        assert run.model.embedding.weight.grad is None, "since its first step it is freed as all others"
+        run.handle.remove()
+    else:
+        run.train(range(1))
 
 
-def test_a_model_may_be_converted_while_it_is_attached(backend: str) -> None:
-    def train(attach: bool) -> Run:
-        run = Run()
-        if attach:
-            run.attached()
-        run.train(range(2))
-        run.model.to(torch.bfloat16)
-        return run.train(range(2, 4))
+def a_group_that_is_added_later(run: Run) -> None:
+    run.model.gain.requires_grad_(False)
+    run.optimizer = Adafactor([(name, p) for name, p in run.model.named_parameters() if name != "gain"])
+    run.attach()
+    run.train(range(2))
+    run.model.gain.requires_grad_(True)
+    run.optimizer.add_param_group({"params": [("gain", run.model.gain)], "lr": 0.1})
+    run.train(range(2, 5))
+    assert run.steps_of("gain") == [3]
 
-    train(attach=True).assert_equal(train(attach=False))
+
+def converting_the_model(run: Run) -> None:
+    run.attach()
+    run.train(range(2))
+    run.model.to(torch.bfloat16)
+    run.train(range(2, 4))
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # of SequentialLR before torch 2.10
-def test_schedulers_see_the_steps_that_they_wait_for() -> None:
+def schedulers(run: Run) -> None:
     """Warnings are errors here: torch warns when a scheduler steps before its optimizer."""
-
-    def train(attach: bool) -> Run:
-        run = Run(lr=1.0, lr_decay=None)
-        rates = [schedules.warmup(run.optimizer, slope=1e-2), lrs.ExponentialLR(run.optimizer, 0.5)]
-        scheduler = lrs.SequentialLR(run.optimizer, rates, milestones=[2])
-        if attach:
-            run.attached()
-        for step in range(STEPS):
-            run.train(range(step, step + 1))
-            scheduler.step()
-        return run
-
-    train(attach=True).assert_equal(train(attach=False))
+    run.optimizer = Adafactor(run.model.named_parameters(), lr=1.0, lr_decay=None)
+    rates = [schedules.warmup(run.optimizer, slope=1e-2), lrs.ExponentialLR(run.optimizer, 0.5)]
+    scheduler = lrs.SequentialLR(run.optimizer, rates, milestones=[2])
+    run.attach()
+    for step in range(STEPS):
+        run.train(range(step, step + 1))
+        scheduler.step()
 
 
-def test_the_closure_form_steps_inside_the_closures_backward() -> None:
-    ordinary, inside = Run().train(), Run().attached()
+def a_closure(run: Run) -> None:
+    run.attach()
     for step in range(STEPS):
 
         def closure(step: int = step) -> float:
-            inside.optimizer.zero_grad()
-            loss = loss_of(inside.model, step)
-            before = inside.model.gain.item()
+            run.optimizer.zero_grad()
+            loss, before = loss_of(run.model, step), run.model.gain.item()
             loss.backward()
-            assert inside.model.gain.item() != before
+            assert (run.model.gain.item() != before) == run.inside
             return loss.item()
 
-        loss = inside.optimizer.step(closure) if step % 2 else inside.optimizer.step(closure=closure)
-        assert loss > 0
-        assert grads(inside.model) == [None] * 12
+        loss = run.optimizer.step(closure) if step % 2 else run.optimizer.step(closure=closure)
+        assert loss > 0 and (grads(run.model) == [None] * 12) == run.inside
+
+
+def a_backward_that_makes_a_graph(run: Run) -> None:
+    run.attach()
+    loss_of(run.model, 0).backward(create_graph=True)
+    run.end_step()
+
+
+def gradients_of_gradients(run: Run) -> None:
+    run.attach()
+    for step in range(STEPS):
+        x = run.model.embedding(ids(step)).detach().requires_grad_()
+        y = run.model.twice(x).tanh().square().sum()
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        (y + slope.square().sum()).backward()
+        run.end_step()
+
+
+def a_disabled_gradient_scaler(run: Run) -> None:
+    run.attach()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for step in range(STEPS):
+        scaler.scale(loss_of(run.model, step)).backward()
+        scaler.step(run.optimizer)
+        scaler.update()
+        run.optimizer.zero_grad()
+
+
+SCENARIOS: list[Callable[[Run], None]] = [
+    one_micro_batch_after_the_other,
+    a_last_micro_batch_that_does_not_use_all,
+    fewer_micro_batches_than_expected,
+    dropping_half_accumulated_gradients,
+    two_losses_of_one_graph,
+    freezing_and_unfreezing,
+    a_group_that_is_added_later,
+    converting_the_model,
+    schedulers,
+    a_closure,
+    a_backward_that_makes_a_graph,
+    gradients_of_gradients,
+    a_disabled_gradient_scaler,
+]
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # of SequentialLR before torch 2.10
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_whatever_the_loop_does_the_bits_are_those_of_ordinary_steps(scenario: Callable[[Run], None]) -> None:
+    ordinary, inside = (Run(inside=inside, beta1=0.9) for inside in (False, True))
+    for run in (ordinary, inside):
+        scenario(run)
     inside.assert_equal(ordinary)
 
 
@@ -164,7 +194,6 @@ def test_a_resumed_run_ends_on_the_same_bits_and_knows_the_last_norm() -> None:
     file = io.BytesIO()
     torch.save([whole.model.state_dict(), whole.optimizer.state_dict()], file)
     whole.train(range(3, 6))
-
     resumed = Run(torch.bfloat16, seed=1, beta1=0.9, rounding="stochastic").attached(max_norm=0.5)
     file.seek(0)
     weights, state = torch.load(file, weights_only=True)
@@ -175,48 +204,49 @@ def test_a_resumed_run_ends_on_the_same_bits_and_knows_the_last_norm() -> None:
     assert_same(resumed.optimizer.state_dict(), whole.optimizer.state_dict())
 
 
-class Checkpointed(nn.Module):
-    """Blocks whose activations are computed again in backward."""
-
-    def __init__(self, shared: bool, reentrant: bool | None) -> None:
-        """Three blocks, or one that is used three times; None: nothing is computed again."""
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(1 if shared else 3)])
-        self.order = [self.blocks[0 if shared else i] for i in range(3)]
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, 6) to the same."""
-        for block in self.order:
-            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
-        return x
-
-
-def train_checkpointed(attach: bool, shared: bool, reentrant: bool | None) -> dict[str, Tensor]:
+def train_blocks(attach: bool, order: list[int], call: Callable[[nn.Module, Tensor], Tensor]) -> dict[str, Tensor]:
+    """The weights of some blocks that are called in this order in each of some steps."""
     torch.manual_seed(0)
-    model = Checkpointed(shared, reentrant)
-    optimizer = Adafactor(model.named_parameters(), beta1=0.9)
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(max(order) + 1)))
+    optimizer = Adafactor(blocks.named_parameters(), beta1=0.9)
     if attach:
-        step_in_backward(model, optimizer)
+        step_in_backward(blocks, optimizer)
     for seed in range(STEPS):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-        model(x).square().sum().backward()
+        for i in order:
+            x = call(blocks[i], x)
+        x.square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return copy_of(model)
+    return copy_of(blocks)
+
+
+def recomputed(reentrant: bool) -> Callable[[nn.Module, Tensor], Tensor]:
+    """An activation checkpoint around each block."""
+    return lambda block, x: checkpoint(block, x, use_reentrant=reentrant)
 
 
 @pytest.mark.parametrize(
-    ("shared", "reentrant"), [(False, False), (False, True), (True, False)], ids=["", "reentrant", "shared"]
+    ("order", "reentrant"), [([0, 1, 2], False), ([0, 1, 2], True), ([0, 0, 0], False)], ids=["", "reentrant", "shared"]
 )
-def test_activation_checkpoints_change_nothing(shared: bool, reentrant: bool) -> None:
-    expected = train_checkpointed(False, shared, None)
-    assert_same(train_checkpointed(True, shared, reentrant), expected)
+def test_activation_checkpoints_change_nothing(order: list[int], reentrant: bool) -> None:
+    expected = train_blocks(False, order, lambda block, x: block(x))
+    assert_same(train_blocks(True, order, recomputed(reentrant)), expected)
 
 
 def test_a_parameter_shared_by_reentrant_checkpoints_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"second gradient came for blocks\.0\.0\.\w+, .* use_reentrant=False"):
-        train_checkpointed(True, shared=True, reentrant=True)
+    with pytest.raises(RuntimeError, match=r"second gradient came for 0\.0\.\w+, .* use_reentrant=False"):
+        train_blocks(True, [0, 0, 0], recomputed(True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
+def test_blocks_that_are_compiled_take_the_same_steps() -> None:
+    compiled: Callable[[nn.Module], Any] = cache(torch.compile)
+    after, inside = (train_blocks(attach, [0, 1, 2], lambda block, x: compiled(block)(x)) for attach in (False, True))
+    assert_same(inside, after)
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
@@ -243,47 +273,6 @@ def test_it_works_from_the_threads_that_autograd_uses_for_deep_recursion() -> No
     assert_same(results[1], results[0])
 
 
-def test_two_losses_of_one_graph_are_two_micro_batches() -> None:
-    def train(attach: bool) -> Run:
-        run = Run()
-        if attach:
-            run.attached(accumulate=2)
-        for step in range(STEPS):
-            logits = run.model(ids(step))
-            logits.square().mean().backward(retain_graph=True)
-            logits.logsumexp(-1).mean().backward()
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-        return run
-
-    train(attach=True).assert_equal(train(attach=False))
-
-
-def test_gradients_of_gradients_are_as_ever() -> None:
-    def train(attach: bool) -> dict[str, Tensor]:
-        model, optimizer = plain()
-        if attach:
-            step_in_backward(model, optimizer)
-        for seed in range(STEPS):
-            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-            y = model(x).square().sum()
-            (slope,) = torch.autograd.grad(y, x, create_graph=True)
-            (y + slope.square().sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return copy_of(model)
-
-    assert_same(train(attach=True), train(attach=False))
-
-
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
-def test_backward_that_makes_a_graph_steps_too() -> None:
-    expected, inside = Run().train(range(1)), Run().attached()
-    loss_of(inside.model, 0).backward(create_graph=True)
-    inside.optimizer.step()
-    inside.assert_equal(expected)
-
-
 @pytest.mark.filterwarnings("ignore:skipped:RuntimeWarning")
 def test_a_bad_gradient_is_skipped_and_freed() -> None:
     results = []
@@ -291,14 +280,13 @@ def test_a_bad_gradient_is_skipped_and_freed() -> None:
         model, optimizer = plain()
         if attach:
             step_in_backward(model, optimizer)
-        before = copy_of(model)
         x = torch.ones(6)
         x[2] = math.inf  # through tanh: the first weight's gradient has a NaN, all others are finite
         for batch in (torch.ones(6), x, torch.ones(6)):
             model(batch).sum().backward()
+            assert not attach or grads(model) == [None] * 4
             optimizer.step()
             optimizer.zero_grad()
         assert optimizer.report()[0].skipped == 1
-        assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
         results.append(copy_of(model))
     assert_same(results[1], results[0])

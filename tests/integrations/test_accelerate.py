@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adafactor import Adafactor, schedules
+from adafactor import Adafactor, schedules, step_in_backward
 from adafactor.diagnostics import Report, Watch, to_tensorboard, unwrap
 from tests.exact import assert_float32_statistics, assert_same, copy_of
 
@@ -61,10 +61,12 @@ class Run:
                 self.accelerator.save_state(folder)
 
 
-def start(seed: int, dtype: torch.dtype = torch.float32, mixed_precision: str = "no") -> Run:
+def start(seed: int, dtype: torch.dtype = torch.float32, mixed_precision: str = "no", inside: bool = False) -> Run:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).to(dtype)
     optimizer = Adafactor(model.named_parameters(), lr=1.0, lr_decay=None, beta1=0.9)
+    if inside:
+        step_in_backward(model, optimizer, accumulate=ACCUMULATE)
     scheduler = schedules.warmup(optimizer, slope=1e-2)
     how = {"mixed_precision": mixed_precision, "gradient_accumulation_steps": ACCUMULATE}
     accelerator = accelerate.Accelerator(cpu=True, **how)
@@ -104,6 +106,17 @@ def test_the_wrapped_optimizer_is_watched_by_steps_and_tensorboard_reads_back_wh
             seen = [(event.step, event.value) for event in events.Scalars(f"{metric}/{record.name}")]
             assert seen == [(r.step, pytest.approx(getattr(r[i], metric), rel=1e-6)) for r in history]
         assert f"adafactor/{metric}_max" in events.Tags()["scalars"]
+
+
+def test_the_step_moves_into_backward_on_the_same_bits_and_clipping_finds_nothing() -> None:
+    ordinary, inside = start(0), start(0, inside=True)
+    for run in (ordinary, inside):
+        run.train(run.batches)
+    assert_same(copy_of(inside.model), copy_of(ordinary.model))
+    assert_float32_statistics(inside.optimizer.state_dict(), STEPS)
+    for _ in range(ACCUMULATE):
+        inside.accelerator.backward(inside.model(torch.ones(6)).square().sum())
+    assert inside.accelerator.clip_grad_norm_(inside.model.parameters(), 1.0) == 0
 
 
 def test_a_fused_backward_pass_finds_its_method_behind_the_wrapper() -> None:

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
-def losses(name: str, *words: str) -> list[float]:
-    """What the example printed, in order; its Trainer's as well as its own."""
+def output(name: str, *words: str) -> str:
+    """What the example printed."""
     run = subprocess.run(
         [sys.executable, f"examples/{name}", *words],
         cwd=ROOT,
@@ -28,11 +28,16 @@ def losses(name: str, *words: str) -> list[float]:
         timeout=600,
     )
     assert run.returncode == 0, run.stderr[-6000:]
-    return numbers(run.stdout)
+    return run.stdout
 
 
-def numbers(output: str) -> list[float]:
-    return [float(number) for number in re.findall(r"\bloss'?:? '?(\d+\.\d+)", output)]
+def losses(name: str, *words: str) -> list[float]:
+    """In order; its Trainer's as well as its own."""
+    return numbers(output(name, *words))
+
+
+def numbers(said: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\bloss'?:? '?(\d+\.\d+)", said)]
 
 
 def need(*modules: str) -> None:
@@ -48,6 +53,13 @@ def test_every_example_is_listed_and_run_here_or_beside_its_subject() -> None:
     assert all(f'"{name}"' in tests or f"examples/{name}" in tests for name in EXAMPLES)
 
 
+def test_a_model_learns_inside_backward_with_a_fraction_of_the_gradients() -> None:
+    said = output("step_in_backward.py", "--steps", "10")
+    ((weights, gradients),) = re.findall(r"weights ([\d.]+) MiB, gradients at a time ([\d.]+) MiB", said)
+    first, last = numbers(said)
+    assert last < first - 1 and 0 < float(gradients) < float(weights) / 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--trainer-builds"]], ids=["optimizers", "optimizer_cls_and_kwargs"])
 def test_the_trainer_fine_tunes_with_an_optimizer_given_in_either_way(words: list[str], tmp_path: Path) -> None:
@@ -58,13 +70,8 @@ def test_the_trainer_fine_tunes_with_an_optimizer_given_in_either_way(words: lis
 
 @pytest.mark.slow
 def test_the_diagnostics_of_a_run_that_goes_wrong_say_so(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "examples/diagnostics.py", "--steps", "50", "--output", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-6000:]
+    assert output("diagnostics.py", "--steps", "50", "--output", str(tmp_path)).count("loss") >= 3
     assert {path.name for path in tmp_path.glob("*.png")} >= {"default.png", "unstable.png"}
-    assert run.stdout.count("loss") >= 3
 
 
 def save_a_model(folder: Path) -> list[str]:
@@ -141,8 +148,8 @@ def test_the_accelerate_loop_takes_a_step_for_so_many_batches() -> None:
 @pytest.mark.slow
 def test_two_processes_of_the_accelerate_loop_train_one_model() -> None:
     need("accelerate")
-    status, output = torchrun(["examples/accelerate_loop.py", "--steps", "20"], ranks=2)
-    assert status == 0, output[-6000:]
-    fell = numbers(output)
-    assert len(fell) == 3, output  # printed by one of them
+    status, said = torchrun(["examples/accelerate_loop.py", "--steps", "20"], ranks=2)
+    assert status == 0, said[-6000:]
+    fell = numbers(said)
+    assert len(fell) == 3, said  # printed by one of them
     assert fell[-1] < 4.5 < 5.0 < fell[0]
