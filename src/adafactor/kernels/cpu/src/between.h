@@ -6,7 +6,8 @@
 namespace adafactor {
 
 constexpr double SMALLEST_NORMAL = 1.2e-38;  // of float
-constexpr double LOST = 1e-30;               // a mean of squares below which some of them may have been zero in float
+constexpr double LARGEST = 3.4028234663852886e38;
+constexpr double LOST = 1e-30;  // a mean of squares below which some of them may have been zero in float
 
 inline double sum_of(const Job& job, const Scratch& s, double ChunkSums::* which) {
     double total = 0;
@@ -134,6 +135,9 @@ inline void take_x2(Job& job, const Scratch& s) {
     });
 }
 
+// The nearest float that is no infinity, which would make NaN of a G that is zero.
+inline float within_float(double value) { return float(std::clamp(value, -LARGEST, LARGEST)); }
+
 inline double larger(double bound, double value) { return bound > value ? bound : value; }  // a NaN stays one
 
 // Algorithm 4, lines 3 and 9: from RMS(X) and RMS(U) to what U, M and X are multiplied with.
@@ -157,7 +161,11 @@ inline void conclude(Job& job, const Scratch& s) {
         *at<float>(job.row, place(job.row_offsets, i)) = float(s.row[i]);
     for (int64_t j = 0; job.col && j < job.col_count(); ++j)
         *at<float>(job.col, place(job.col_offsets, j)) = float(s.col[j]);
-    for (int64_t j = 0; j < job.col_count(); ++j) s.col_scale[j] *= float(job.scale);
+    // α goes to the columns' factors; where it would take one of them out of float, to the rows'.
+    const float* const largest = std::max_element(s.col_scale, s.col_scale + job.col_count());
+    const bool fits = job.col_count() == 0 || std::fabs(*largest * job.scale) <= LARGEST;
+    for (int64_t j = 0; fits && j < job.col_count(); ++j) s.col_scale[j] *= float(job.scale);
+    for (int64_t i = 0; !fits && i < job.row_count(); ++i) s.row_scale[i] = within_float(s.row_scale[i] * job.scale);
 }
 
 // After the last pass: counts the step, and keeps ΣX² unless somebody wrote to X behind torch's back.

@@ -174,8 +174,8 @@ struct Scratch {
     ChunkSums* sums;    // of each chunk
     double *row, *col;  // sums of G², then means of G² + ε₁, then R and C as they will be
     double* mean_row;   // mean(R) of each matrix
-    float* row_scale;   // 1/√R
-    float* col_scale;   // √mean(R)/√C, and at last all that every element is multiplied with
+    float* row_scale;   // 1/√R, and at last with α where the columns' have no room for it
+    float* col_scale;   // √mean(R)/√C, and at last with α
     float* squares;     // ΣG² of a chunk's columns (chunks × width)
     float* energies;    // ΣG²/R of them
     int64_t end;
