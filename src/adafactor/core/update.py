@@ -97,7 +97,8 @@ class Update(Sums):
         """Average new numbers into a chunk of the momentum; what the state keeps of it may be rounded."""
         state = self.parameter.state
         m = momentum.load(state, self.blocks, at, self.dtype)
-        m = self.average(m, new.to(self.dtype), self.w1, write or self.rounds_momentum)
+        is_masked = self.s.momentum_of == "gradient" and self.skipped is not None  # in place, so not in G itself
+        m = self.average(m, new.to(self.dtype, copy=is_masked), self.w1, write or self.rounds_momentum)
         if write and self.rounds_momentum:
             momentum.store(state, self.blocks, at, m, self.random_words(at, m), self.skipped)
         return m
