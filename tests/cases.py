@@ -5,18 +5,20 @@ A new keyword or a new backend is one row here; `tests/test_properties.py` has w
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from adafactor import Adafactor
 from tests import interpreter
 from tests.inside import BACKENDS
+from tests.reference import Expected, Outcome
 
 BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
 
@@ -73,9 +75,55 @@ class Case:
         return t.permute(self.order).contiguous().permute([self.order.index(axis) for axis in range(t.dim())])
 
 
-def normal(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Normal numbers, which any thread may draw at any time."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+class Run:
+    """A parameter of a case with its optimizer."""
+
+    def __init__(self, case: Case, backend: str, start: Tensor | None = None, **keywords: Any):
+        """Before the first step; more keywords than the row has, and another X₀, where they are given."""
+        self.case, self.t = case, 0
+        self.model = nn.ParameterDict({"weight": case.start() if start is None else Parameter(start.clone())})
+        self.optimizer = replace(case, keywords={**case.keywords, **keywords}).optimizer(
+            self.model.named_parameters(), backend
+        )
+
+    @property
+    def p(self) -> Parameter:
+        """The parameter."""
+        weight: Parameter = self.model["weight"]
+        return weight
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What the optimizer keeps of it."""
+        state: dict[str, Tensor] = self.optimizer.state[self.p]
+        return state
+
+    def step(self, times: int = 1) -> Run:
+        """Some steps, each with the gradient of its number."""
+        for _ in range(times):
+            self.t += 1
+            self.case.give(self.p, self.case.gradient(self.t))
+            self.optimizer.step()
+        return self
+
+    def check(self, g: Tensor | None = None) -> list[Outcome]:
+        """Take the next step, or one with that gradient, and compare X and the whole state with the oracle's."""
+        self.t += 1
+        self.case.give(self.p, self.case.gradient(self.t) if g is None else g)
+        expected = Expected(self.optimizer)
+        self.optimizer.step()
+        problem = expected.problem()
+        assert not problem, f"step {self.t}: {problem}"
+        return expected.outcomes
+
+    def bits(self) -> dict[str, Tensor]:
+        """A copy of all that a step may change."""
+        return copy.deepcopy({"X": self.p.detach(), **self.state})
+
+
+def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers, which any thread may draw at any time; the same for every dtype up to rounding."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 ABSOLUTE = {"relative": False, "lr": 1e-3, "lr_decay": None}
@@ -111,7 +159,8 @@ CASES = [
     Case("int8 momentum of directions", (9, 256), {**DIRECTIONS, "momentum_dtype": "int8"}, BF16),
     Case("bfloat16", dtype=BF16),
     Case("bfloat16 stochastic", keywords={"rounding": "stochastic"}, dtype=BF16),
-    Case("bfloat16 stochastic, ascending vector", (33,), {"rounding": "stochastic", "maximize": True}, BF16),
+    Case("bfloat16 stochastic, ascending vector", (33,), {"rounding": "stochastic", "seed": 3, "maximize": True}, BF16),
+    Case("float16 stochastic", (37, 5), {"rounding": "stochastic"}, F16),
     Case("bfloat16 kahan", keywords={"rounding": "kahan"}, dtype=BF16),
     Case("float16", dtype=F16),
     Case("float32 with bfloat16 gradients", grad_dtype=BF16),
@@ -122,6 +171,7 @@ CASES = [
     Case("an eps1 and an eps2 that count", keywords={"eps": (0.5, 0.1)}),
     Case("unfactored with an eps1 and an eps2 that count", keywords={"eps": (0.5, 0.1), "factored": False}),
 ]
+BY_NAME = {case.name: case for case in CASES}
 
 
 def is_there(backend: str) -> bool:

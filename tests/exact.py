@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -40,3 +44,18 @@ def assert_float32_statistics(optimizer: StateDict, steps: int) -> None:
         for key in state.keys() - {"step"}:
             assert state[key].dtype == torch.float32
             assert (state[key] != state[key].bfloat16()).any(), key
+
+
+def snapshot(optimizer: Any) -> StateDict:
+    """All that a step or a load can change, out of reach of later ones."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return copy.deepcopy({"weights": [p.detach() for p in params], **optimizer.state_dict()})
+
+
+@contextmanager
+def refused(optimizer: Any, kind: Any, match: str | None = None) -> Iterator[None]:
+    """What is done here raises such an error, and has changed nothing."""
+    before = snapshot(optimizer)
+    with pytest.raises(kind, match=match):
+        yield
+    assert_same(snapshot(optimizer), before)

@@ -52,12 +52,12 @@ def carried_squares(optimizer: Adafactor, p: Tensor) -> float:
     return float(job_of(optimizer, p)["x2_after"])
 
 
-def cut_into_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
+def cut_into_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let eager PyTorch work on so many elements at a time."""
     patch.setattr(sums, "CHUNK_CPU", size)
 
 
-def block() -> int:
+def chunk() -> int:
     """The elements that eager PyTorch works on at a time on a CPU."""
     return sums.CHUNK_CPU
 

@@ -1,15 +1,15 @@
-"""One step of `Adafactor` as float64 NumPy says it should be, from the real values of X, G and the state.
+"""One step of `Adafactor` as NumPy's long double says it should be, from the real values of X, G and the state.
 
 It is `tests/oracle.py`'s `step`, fed with what the optimizer's groups and state hold; nothing of `src` is used. What
-the documentation promises beyond the paper (which axes are factored, `maximize`, skipped gradients, Kahan's remainder)
-is written down here once more. `allowed` says how far from this a correct step may be.
+the documentation promises beyond the paper (which axes are factored, the slices of `per_slice`, `maximize`, skipped
+gradients, Kahan's remainder) is written down here once more. `allowed` says how far from this a correct step may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from torch import Tensor
 
 from tests import oracle
 
-Array = NDArray[np.float64]
-Values = dict[str, Array]  # a parameter's state in float64, under the optimizer's keys
+Array = NDArray[Any]
+Values = dict[str, Array]  # a parameter's state in long double, under the optimizer's keys
 
 STATISTICS = {torch.float64: torch.float64}  # of every other dtype: float32
+ROOM = np.finfo(np.float64).max
 ROUNDINGS = 32  # a step multiplies, divides and takes roots a dozen times; nothing in it cancels
-SUMMED = 2.0**-52  # the error of a sum in double, times the number of its terms: the oracle adds them one by one
+SUMMED = float(np.finfo(np.longdouble).eps)  # times the number of its terms, the error of a sum of the oracle's
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,17 @@ class Outcome:
 
     @property
     def finite(self) -> bool:
-        """Is there anything to compare with?"""
-        return all(bool(np.isfinite(value).all()) for value in (self.x, *self.state.values()))
+        """Is there anything to compare with, which float64 has room for?"""
+        return all(bool((np.abs(value) <= ROOM).all()) for value in (self.x, *self.state.values()))
 
 
 def exact(t: Tensor) -> Array:
-    """A copy of a tensor's values in float64."""
-    return np.array(t.detach().double().numpy(), dtype=np.float64, copy=True)
+    """A copy of a tensor's values in long double."""
+    return np.array(t.detach().double().cpu().numpy(), dtype=np.longdouble, copy=True)
 
 
 def values(state: Mapping[str, Tensor]) -> Values:
-    """A copy of a parameter's state in float64; the momentum of any name and format is `momentum`."""
+    """A copy of a parameter's state in long double; the momentum of any name and format is `momentum`."""
     held = {key: exact(value) for key, value in state.items()}
     if (name := momentum_name(held)) is not None:
         kept, scale = held.pop(name), held.pop("momentum_scale", None)
@@ -206,7 +207,7 @@ def difference(group: Mapping[str, Any], p: Tensor, state: Mapping[str, Tensor],
         )
         return "" if same else "changed although no step was to be taken"
     if not expected.finite or (p.dtype != torch.float64 and expected.rms_update > 1e30):
-        return ""  # float64 has no room for it, or float32 none for U itself: nothing is promised
+        return ""  # there is no room for it, or in float32 none for U itself: nothing is promised
     if p.dtype.itemsize < 4 and rounding == "kahan":
         x = x + exact(state["compensation"])
     limit = allowed(expected, p.dtype, rounding)
@@ -222,6 +223,61 @@ def difference(group: Mapping[str, Any], p: Tensor, state: Mapping[str, Tensor],
             f"{expected.x.flat[at]!r} ± {limit.flat[at]:.2g} (step of {expected.length:.2g})"
         )
     return state_problem(expected, state, p.dtype)
+
+
+class Part(NamedTuple):
+    """What the paper takes for one tensor: a parameter, or a slice of a stack that steps `per_slice`."""
+
+    group: Mapping[str, Any]
+    x: Tensor
+    g: Tensor | None
+    state: dict[str, Tensor]
+
+    @property
+    def is_bad(self) -> bool:
+        """Is there a gradient that must not be taken as it is?"""
+        return self.g is not None and not is_good(exact(self.g), self.x.dtype)
+
+
+def parts(optimizer: Any) -> Iterator[Part]:
+    """All of them, in the order of the groups, as they are now."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            x, g, state = p.detach(), p.grad, dict(optimizer.state[p])
+            if not group["per_slice"] or p.dim() < 3 or not p.numel():
+                yield Part(group, x, g, state)
+                continue
+            for i in range(len(p)):
+                yield Part(group, x[i], None if g is None else g[i], {key: value[i] for key, value in state.items()})
+
+
+class Expected:
+    """What the next step should leave of every part, by what is there when this is made."""
+
+    def __init__(self, optimizer: Any):
+        """Read X, the gradients and the state."""
+        self.optimizer, found = optimizer, list(parts(optimizer))
+        bad = {part.group["on_nonfinite"] for part in found if part.is_bad}
+        self.is_refused = "raise" in bad
+        self.is_poisoned = "ignore" in bad  # let through as asked; what it leaves is not promised
+        self.outcomes = [self._outcome(part) for part in found]
+        self._grads = [None if part.g is None else (part.g, exact(part.g)) for part in found]
+
+    def _outcome(self, part: Part) -> Outcome:
+        x, state = exact(part.x), values(part.state)
+        if part.g is None or self.is_refused:
+            return Outcome(x, state, taken=False)
+        return outcome(part.group, part.x.dtype, x, exact(part.g), state)
+
+    def problem(self) -> str:
+        """What is not so now; nothing if all is."""
+        for number, (part, should) in enumerate(zip(parts(self.optimizer), self.outcomes, strict=True)):
+            if problem := difference(part.group, part.x, part.state, should):
+                return f"part {number}: {problem}"
+        for given in self._grads:
+            if given is not None and not np.array_equal(exact(given[0]), given[1], equal_nan=True):
+                return "a gradient was written to"
+        return ""
 
 
 def _unit(m: Array, state: Mapping[str, Tensor]) -> Array | float:

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests import inside
 
@@ -21,14 +20,6 @@ def backend(request: pytest.FixtureRequest) -> str:
 def any_backend(request: pytest.FixtureRequest) -> str:
     """For what the named backend "cpu" may refuse: "auto" and "eager" must do it."""
     return str(request.param)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Put torch's number of threads back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Parameters that change groups, leave them, or are in one twice: every step goes by the groups as they are now."""
+"""Groups that are edited while steps go on inside backward, settings that are edited, and what a group cannot hold."""
 
 from __future__ import annotations
 
@@ -12,125 +12,54 @@ import torch
 from torch import Tensor, nn
 
 from adafactor import Adafactor, step_in_backward
-from tests.attack.helpers import assert_unchanged, random, snapshot, steps_of
-
-SHAPE = (40, 30)
-SETTINGS: list[dict[str, Any]] = [
-    {"lr": 0.0},
-    {"maximize": True},
-    {"weight_decay": 5.0},
-    {"clip": 0.1},
-    {"clip": None},
-    {"eps": (1e-3, 1e-3)},
-    {"relative": False},
-    {"beta2": 0.5},
-    {"decay_rate": 0.2},
-    {"lr_decay": None, "lr": 3.0},
-]
+from tests.cases import normal
+from tests.exact import assert_same, refused, snapshot
 
 
-def parameters(count: int = 3) -> list[nn.Parameter]:
-    return [nn.Parameter(random(SHAPE, 90 + i)) for i in range(count)]
-
-
-def step(optimizer: Adafactor, params: list[nn.Parameter], first: int, steps: int = 2) -> None:
-    for i in range(first, first + steps):
-        for j, p in enumerate(params):
-            p.grad = random(SHAPE, 10 * i + j)
-        optimizer.step()
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_parameter_that_is_moved_steps_by_the_settings_of_its_new_group(
-    settings: dict[str, Any], backend: str
-) -> None:
-    moved, edited = parameters(), parameters()
-    optimizer = Adafactor([{"params": moved[:2]}, {"params": moved[2:], **settings}], backend=backend)
-    expected = Adafactor(
-        [{"params": edited[:1]}, {"params": edited[1:2]}, {"params": edited[2:], **settings}], backend=backend
-    )
-    step(optimizer, moved, 0, 4)
-    step(expected, edited, 0, 4)
-    optimizer.param_groups[1]["params"].insert(0, optimizer.param_groups[0]["params"].pop())
-    expected.param_groups[1].update(settings)
-    step(optimizer, moved, 4)
-    step(expected, edited, 4)
-    for p, q in zip(moved, edited, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("inside", [False, True], ids=["ordinary steps", "inside backward"])
-def test_parameters_that_swap_groups_swap_settings(inside: bool, backend: str) -> None:
-    model = nn.ParameterList(parameters(2))
-    a, b = model
-    optimizer = Adafactor([{"params": [a], "lr": 1e-2}, {"params": [b], "lr": 0.0}], backend=backend)
-    if inside:
-        step_in_backward(model, optimizer)
-
-    def once(seed: int) -> None:
-        optimizer.zero_grad()
-        loss = sum(((p * random(SHAPE, seed)).sum() for p in model), torch.zeros(()))
-        loss.backward()
-        optimizer.step()
-
-    for seed in range(4):
-        once(seed)
-    first, second = optimizer.param_groups
-    first["params"], second["params"] = second["params"], first["params"]
-    x, y = a.detach().clone(), b.detach().clone()
-    once(5)
-    assert torch.equal(a, x), "its lr is 0 now"
-    assert bool((b != y).all()), "its lr is 0.01 now"
-
-
-def layers() -> nn.Sequential:
+def layers(backend: str) -> tuple[nn.Sequential, Adafactor]:
+    """A model whose optimizer steps inside backward, in two groups."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    optimizer = Adafactor([{"params": list(model[i].parameters())} for i in (0, 2)], backend=backend)
+    step_in_backward(model, optimizer)
+    return model, optimizer
 
 
-def once(model: nn.Module, optimizer: Adafactor, seed: int = 0) -> None:
-    model(random((3, 4), seed)).square().mean().backward()
-    optimizer.step()
+def once(model: nn.Module, optimizer: Adafactor | None, seed: int = 0) -> None:
+    model(normal((3, 4), seed)).square().mean().backward()
+    if optimizer is not None:
+        optimizer.step()
+
+
+def steps_of(model: nn.Module, optimizer: Adafactor) -> list[int]:
+    return [int(optimizer.state[p]["step"]) if p in optimizer.state else 0 for p in model.parameters()]
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["one parameter", "a whole group"])
-def test_a_parameter_that_is_no_longer_in_a_group_does_not_step_inside_backward(grouped: bool, backend: str) -> None:
-    model = layers()
-    first, last = list(model[0].parameters()), list(model[2].parameters())
-    optimizer = Adafactor([{"params": first}, {"params": last}], backend=backend)
-    step_in_backward(model, optimizer)
+def test_a_parameter_that_leaves_its_group_does_not_step_inside_backward_until_it_is_back(
+    grouped: bool, backend: str
+) -> None:
+    model, optimizer = layers(backend)
     once(model, optimizer)
-    if grouped:
-        gone = optimizer.param_groups.pop()["params"]
-    else:
-        gone = [optimizer.param_groups[1]["params"].pop()]
-    before = {p: p.detach().clone() for p in model.parameters()}
+    group = optimizer.param_groups[1]
+    gone = optimizer.param_groups.pop()["params"] if grouped else [group["params"].pop()]
+    before = [p.detach().clone() for p in model.parameters()]
     for seed in (1, 2):
         once(model, optimizer, seed)
-    for p, value in before.items():
-        left = any(p is q for q in gone)
-        assert torch.equal(p, value) == left
-
-
-def test_a_parameter_that_comes_back_to_a_group_steps_inside_backward_again(backend: str) -> None:
-    model = layers()
-    optimizer = Adafactor(model.parameters(), backend=backend)
-    step_in_backward(model, optimizer)
-    once(model, optimizer)
-    p = optimizer.param_groups[0]["params"].pop()
-    once(model, optimizer, 1)
-    optimizer.param_groups[0]["params"].append(p)
-    p.grad = None
-    before = p.detach().clone()
-    once(model, optimizer, 2)
-    assert bool((p != before).all()) and int(optimizer.state[p]["step"]) == 2
+    for p, x in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, x) == any(p is q for q in gone)
+    if grouped:
+        optimizer.param_groups.append(group)
+    else:
+        group["params"] += gone
+    model.zero_grad()
+    once(model, optimizer, 3)
+    assert all(not torch.equal(p, x) for p, x in zip(model.parameters(), before, strict=True))
 
 
 def saved(model: nn.Module) -> nn.Module:
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    loaded: nn.Module = torch.load(buffer, weights_only=False)
+    torch.save(model, buffer := io.BytesIO())
+    loaded: nn.Module = torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
     return loaded
 
 
@@ -138,56 +67,111 @@ def saved(model: nn.Module) -> nn.Module:
 def test_a_model_may_be_copied_between_backward_and_step(
     copied: Callable[[nn.Module], nn.Module], backend: str
 ) -> None:
-    model = layers()
-    optimizer = Adafactor(model.parameters(), backend=backend)
-    step_in_backward(model, optimizer)
-    model(random((3, 4), 0)).square().mean().backward()
-    twin = copied(model)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
-    before = snapshot(optimizer)
+    model, optimizer = layers(backend)
+    once(model, None)
+    twin, before = copied(model), snapshot(optimizer)
     twin.zero_grad()
-    twin(random((3, 4), 1)).square().mean().backward()
-    assert_unchanged(optimizer, before)
+    once(twin, None, 1)
+    assert_same(snapshot(optimizer), before)
     optimizer.step()
     once(model, optimizer, 1)
-    assert steps_of(optimizer) == [2] * 4
+    assert steps_of(model, optimizer) == [2] * 4
 
 
 def test_after_a_backward_that_failed_training_goes_on(backend: str) -> None:
-    model = layers()
-    optimizer = Adafactor(model.parameters(), backend=backend)
-    step_in_backward(model, optimizer)
+    model, optimizer = layers(backend)
 
     def fail(_: Tensor) -> None:
         raise MemoryError("as from an allocator")
 
     hook = next(model.parameters()).register_hook(fail)
     with pytest.raises(MemoryError):
-        model(random((3, 4), 0)).square().mean().backward()
+        once(model, None)
     hook.remove()
-    before = steps_of(optimizer)
+    before = steps_of(model, optimizer)
     optimizer.zero_grad()
     once(model, optimizer, 1)
-    assert steps_of(optimizer) == [count + 1 for count in before]
+    assert steps_of(model, optimizer) == [count + 1 for count in before]
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
 def test_a_parameter_that_is_twice_in_a_group_is_refused() -> None:
-    a, b = parameters(2)
+    a = nn.Parameter(torch.ones(3))
     with pytest.raises(ValueError, match="group 0 has a parameter twice"):
-        Adafactor([a, b, a])
+        Adafactor([a, a])
 
 
 @pytest.mark.parametrize("edit", ["removed", "added"])
 def test_names_and_parameters_of_a_group_change_together(edit: str) -> None:
-    a, b = parameters(2)
-    optimizer = Adafactor([("a", a), ("b", b)], backend="eager")
+    optimizer = Adafactor([(name, nn.Parameter(torch.ones(3))) for name in "ab"], backend="eager")
     params = optimizer.param_groups[0]["params"]
-    if edit == "removed":
-        params.pop()
-    else:
-        params.append(nn.Parameter(torch.ones(3)))
-    for p in params:
-        p.grad = torch.ones_like(p)
+    params.pop() if edit == "removed" else params.append(nn.Parameter(torch.ones(3)))
     with pytest.raises(ValueError, match=r"group 0 has 2 'param_names' for \d 'params'"):
         optimizer.step()
+
+
+BETA1: dict[str, Any] = {"beta1": 0.9}
+# a shape, the keywords of the steps before, what is edited, and the keyword that the error names
+REFUSED: list[tuple[tuple[int, ...], dict[str, Any], dict[str, Any], str]] = [
+    ((8, 8), {"axes": (0, 1)}, {"axes": (1, 0)}, "axes"),
+    ((3, 8, 8), {"axes": (1, 2)}, {"axes": (2, 1)}, "axes"),
+    ((8, 8), {"axes": (0, 1), "factored": "row"}, {"axes": (1, 0)}, "axes"),
+    ((8, 8), {"axes": (0, 1), "factored": "row"}, {"axes": (1, 0), "factored": "outer"}, "factored"),
+    ((8, 8), {}, {"factored": False}, "factored"),
+    ((8, 8), {}, {"min_factored": 9}, "min_factored"),
+    ((1, 8, 8), {}, {"per_slice": True}, "per_slice"),
+    ((1, 8, 8), {"per_slice": True}, {"per_slice": False}, "per_slice"),
+    ((40, 128), {**BETA1, "momentum_dtype": "int8"}, {"momentum_of": "direction"}, "momentum_of"),
+    ((8, 8), BETA1, {"momentum_of": "gradient", "beta1": 0.0}, "momentum_of"),
+    ((8,), {**BETA1, "momentum_of": "gradient"}, {"momentum_of": "update"}, "momentum_of"),
+]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize(("shape", "given", "edit", "named"), REFUSED, ids=str)
+def test_what_a_state_cannot_follow_is_refused_before_anything_changes(
+    shape: tuple[int, ...], given: dict[str, Any], edit: dict[str, Any], named: str, is_copied: bool
+) -> None:
+    first, p = nn.Parameter(normal((40, 128), 8)), nn.Parameter(normal(shape, 9))
+    groups: list[dict[str, Any]] = [{"params": [("first", first)]}, {"params": [("weight", p)], **given}]
+    optimizer = Adafactor(groups, backend="eager")
+    usual = optimizer.param_groups[1].copy()
+    for i in range(2):
+        first.grad, p.grad = normal((40, 128), i), normal(shape, i)
+        optimizer.step()
+    twin = copy.deepcopy(optimizer)
+    optimizer = copy.deepcopy(optimizer) if is_copied else optimizer
+    for each in (twin, optimizer):
+        for q in (q for group in each.param_groups for q in group["params"]):
+            q.grad = normal(tuple(q.shape), 5)
+    other, group = optimizer.param_groups
+    group.update(edit)
+    other["beta1"] = 0.5  # which gives the first parameter a momentum, if it gets so far
+    with refused(optimizer, ValueError, named):
+        optimizer.step()
+    group.update({name: usual[name] for name in edit})  # taken back in full, it goes on as if never edited
+    other["beta1"] = 0.0
+    optimizer.step()
+    twin.step()
+    assert_same(snapshot(optimizer)["weights"], snapshot(twin)["weights"])
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_a_tensor_is_no_way_around_the_limits_of_the_learning_rate(value: float) -> None:
+    p = nn.Parameter(torch.ones(4, 3))
+    p.grad = torch.ones(4, 3)
+    rate: Any = torch.tensor(0.01)
+    optimizer = Adafactor([p], lr=rate, backend="eager")
+    optimizer.step()
+    rate.fill_(value)
+    with pytest.raises(ValueError, match="lr"):
+        optimizer.step()
+    assert int(optimizer.state[p]["step"]) == 1
+
+
+def test_a_checkpoint_keeps_a_learning_rate_in_a_tensor_of_its_own() -> None:
+    rates: list[Any] = [torch.tensor(0.25), torch.tensor(0.5)]
+    saved, loaded = (Adafactor([nn.Parameter(torch.ones(3))], lr=rate, backend="eager") for rate in rates)
+    loaded.load_state_dict(saved.state_dict())
+    rates[0].fill_(0.125)
+    assert float(loaded.param_groups[0]["lr"]) == 0.25

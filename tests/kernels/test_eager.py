@@ -44,8 +44,8 @@ def test_a_step_allocates_at_most_a_block_at_a_time(
     p.grad = torch.ones(shape, dtype=dtype)
     with Largest() as largest:
         optimizer.step()
-    assert 0 < largest.bytes <= width * inside.block()
-    assert p.numel() > 4 * inside.block(), "the control: there are several blocks"
+    assert 0 < largest.bytes <= width * inside.chunk()
+    assert p.numel() > 4 * inside.chunk(), "the control: there are several blocks"
 
 
 class Launches(TorchDispatchMode):

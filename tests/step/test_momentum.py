@@ -173,7 +173,7 @@ def test_cut_into_many_parts_by_eager_blocks_stay_whole(monkeypatch: pytest.Monk
     ends = []
     for size in (None, 500):
         if size:
-            inside.cut_into_blocks(monkeypatch, size)
+            inside.cut_into_chunks(monkeypatch, size)
         params = parameters(shapes=[(32, 300), (30, 17, 3, 3)])
         optimizer = Adafactor(params, beta1=0.9, momentum_dtype="int8")
         train(optimizer, 1, 2)

@@ -30,7 +30,7 @@ def test_every_row_of_table_2_equals_the_oracle(row: oracle.Row, shape: tuple[in
 def test_cut_into_many_blocks_the_rows_still_equal_the_oracle(
     row: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside.cut_into_blocks(monkeypatch, 24)
+    inside.cut_into_chunks(monkeypatch, 24)
     axes = (2, 3) if len(shape) == 4 else None
     assert error(replace(oracle.TABLE_2[row], axes=axes), shape, dtype, steps=50) < TOLERANCE[dtype]
 

@@ -181,7 +181,7 @@ def test_blocks_of_plain_torch_number_their_elements_in_the_whole(monkeypatch: p
         return p.detach()
 
     whole = run()
-    inside.cut_into_blocks(monkeypatch, 64)
+    inside.cut_into_chunks(monkeypatch, 64)
     assert torch.equal(whole, run())
     assert torch.equal(elements((2, 3), (4, 7), (1, 2), torch.device("cpu")), torch.tensor([[9, 10, 11], [16, 17, 18]]))
 
