@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launch import torchrun
+from tests.launch import torchrun
 
 pytestmark = pytest.mark.slow
 

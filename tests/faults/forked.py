@@ -27,11 +27,8 @@ def train(params: list[torch.Tensor], optimizer: Adafactor, steps: range) -> str
         for p in params:
             p.grad = torch.randn(p.shape, generator=generator)
         optimizer.step()
-    digest = hashlib.sha256()
-    for p in params:
-        for value in (p.detach(), *optimizer.state[p].values()):
-            digest.update(value.numpy().tobytes())
-    return digest.hexdigest()
+    values = [value for p in params for value in (p.detach(), *optimizer.state[p].values())]
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
 
 
 def start_threads() -> None:

@@ -22,51 +22,47 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
 
 
-def parameters() -> list[Parameter]:
-    """A matrix, a vector and a small convolution."""
-    return [Parameter(torch.randn(20, 30)), Parameter(torch.randn(40)), Parameter(torch.randn(8, 4, 3, 3))]
+def made(backend: str) -> Callable[[], None]:
+    """A step of a new optimizer for a matrix, a vector and a small convolution, with momentum in one of its groups.
 
-
-def step(params: list[Parameter], optimizer: Adafactor) -> None:
-    """With gradients in memory of their own, as backward gives them."""
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-
-
-def steps(backend: str, times: int) -> int:
-    """Over so many steps of one optimizer, with momentum in one of its groups."""
-    params = parameters()
+    The gradients are in memory of their own, as backward gives them.
+    """
+    params = [Parameter(torch.randn(shape)) for shape in ((20, 30), (40,), (8, 4, 3, 3))]
     groups: list[dict[str, Any]] = [{"params": params[:2]}, {"params": params[2:], "beta1": 0.9}]
     optimizer = Adafactor(groups, backend=backend)
-    return growth(lambda i: step(params, optimizer), times)
+
+    def step() -> None:
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    return step
 
 
-def optimizers(backend: str, times: int) -> int:
-    """Over so many optimizers: made, stepped twice and dropped."""
+def optimizers(backend: str) -> Callable[[], None]:
+    """One optimizer after the other: made, stepped twice and dropped."""
 
-    def one(i: int) -> None:
-        params = parameters()
-        optimizer = Adafactor(params, backend=backend, beta1=0.9 * (i % 2))
-        step(params, optimizer)
-        step(params, optimizer)
+    def one() -> None:
+        step = made(backend)
+        step()
+        step()
 
-    return growth(one, times)
+    return one
 
 
-def growth(one: Callable[[int], None], times: int) -> int:
+def growth(one: Callable[[], None], times: int) -> int:
     """What doing it so often adds, once a tenth of that has been done: memory that is used again is no growth."""
-    for i in range(times // 10):
-        one(i)
+    for _ in range(times // 10):
+        one()
     before = resident()
-    for i in range(times):
-        one(i)
+    for _ in range(times):
+        one()
     return resident() - before
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     backend = sys.argv[1]
-    kinds = {"steps": steps, "optimizers": optimizers}
+    kinds = {"steps": made, "optimizers": optimizers}
     orders = (word.split("=") for word in sys.argv[2:])
-    print(json.dumps({word: kinds[word](backend, int(times)) for word, times in orders}))
+    print(json.dumps({what: growth(kinds[what](backend), int(times)) for what, times in orders}))

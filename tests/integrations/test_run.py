@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launch import torchrun
+from tests.launch import torchrun
 
 pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launch import torchrun
+from tests.launch import torchrun
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}

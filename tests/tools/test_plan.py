@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
+import json
+import re
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from adafactor import Adafactor, plan
+from adafactor import Adafactor, cli, plan, step_in_backward
+from adafactor.core.dtensor import local
 from adafactor.core.sums import CHUNK_DEVICE
-from adafactor.planning import SETTINGS, Bytes, Plan
-from adafactor.planning.models import Weight, llama
+from adafactor.planning import PRESETS, SETTINGS, Bytes, Plan
+from adafactor.planning.models import Weight, find, llama
+from adafactor.planning.show import format_size, parse_size
+from tests.ranks import on_ranks
 from tests.tools.training import NOT_HERE, OURS, Decoder, Live, Training, activation_bytes, peak_bytes
 
 ROOT = Path(__file__).parents[2]
 HERE = [key for key in SETTINGS if key not in NOT_HERE]
 MODELS = {
-    "vectors, matrices, a scalar": [(7,), (12, 5), (), (1, 9), (9, 1), (5000,)],
-    "convolutions": [(16, 3, 3, 3), (16,), (32, 16, 1, 1), (8, 4, 5)],
+    "shapes of all kinds": [(7,), (12, 5), (), (1, 9), (9, 1), (16, 3, 3, 3), (32, 16, 1, 1), (3, 20, 130), (1, 5000)],
     "a Llama": list(llama(2, 16, 40, 8, 300, tied=False)),
-    "large and odd ones": [(40, 200), (30, 17, 3, 3), (3, 20, 130), (8000, 4), (1, 5000), (5000, 1)],
+}
+COUNTS = {
+    "gpt2": 124439808,
+    "gpt2-medium": 354823168,
+    "gpt2-large": 774030080,
+    "gpt2-xl": 1557611200,
+    "llama-1b": 1235814400,
+    "llama-3b": 3212749824,
+    "llama-7b": 6738415616,
+    "llama-8b": 8030261248,
+    "llama-13b": 13015864320,
+    "llama-70b": 70553706496,
+    "llama-405b": 405853388800,
+    "mistral-7b": 7241732096,
 }
 
 
@@ -85,30 +104,42 @@ def test_inside_backward_only_the_largest_gradient_counts_and_a_tied_one_three_t
     assert of(tied, "adamw-float32").temporary == 4 * 2 * 60
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+def test_the_presets_have_their_models_size() -> None:
+    assert {name: sum(map(prod, build())) for name, build in PRESETS.items()} == COUNTS
+
+
+def test_a_config_is_built_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 3, "n_embd": 24, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if importlib.util.find_spec("transformers"):
+        result = plan(tmp_path / "config.json")
+        assert result.parameters == 50257 * 24 + 1024 * 24 + 3 * (12 * 24 * 24 + 13 * 24) + 2 * 24
+        assert find(str(tmp_path)).weights[0].uses == 2
+        (tmp_path / "config.json").write_text(json.dumps({**config, "n_embd": -24}))
+        with pytest.raises(ValueError, match="config.json: transformers cannot build it: "):
+            plan(tmp_path / "config.json")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"config\.json needs transformers"):
+        plan(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is not JSON"):
+        plan(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("format", ["float32", "int8"])
 def test_each_device_has_what_fsdp2_gives_the_first_rank(format: str) -> None:
-    """Under a process group that only pretends to have other ranks; uneven shards, and more ranks than rows."""
-    script = """
-import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from adafactor import Adafactor
-from tests.tools.test_plan import cut_model
-dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-model = fully_shard(cut_model(), mesh=init_device_mesh("cpu", (4,)))
-optimizer = Adafactor(model.parameters(), beta1=0.9, momentum_dtype=FORMAT)
-local = lambda t: getattr(t, "to_local", lambda: t)().nbytes
-print(sum(local(p) for p in model.parameters()), sum(local(v) for s in optimizer.state.values() for v in s.values()))
-"""
-    words = [sys.executable, "-W", "ignore", "-c", script.replace("FORMAT", repr(format))]
-    child = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
-    weights, state = map(int, child.stdout.split())
-    key = "adafactor-float32-momentum" + ("" if format == "float32" else f"-{format}")
-    size = of(plan(cut_model(), shards=4), key)
-    assert (size.weights, size.gradients, size.optimizer) == (weights, weights, state)
+    """Uneven shards, and more ranks than rows."""
+
+    def kept() -> tuple[int, int]:
+        model = cut_model()
+        fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+        optimizer = Adafactor(model.parameters(), beta1=0.9, momentum_dtype=format)
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        return sum(local(p).nbytes for p in model.parameters()), sum(local(value).nbytes for value in values)
+
+    first, *_ = on_ranks(4, kept)
+    size = of(plan(cut_model(), shards=4), f"adafactor-float32-momentum{'' if format == 'float32' else '-int8'}")
+    assert ((size.weights, size.optimizer), size.gradients) == (first, first[0])
 
 
 def cut_model() -> nn.Module:
@@ -171,10 +202,10 @@ def test_lora_is_that_of_peft() -> None:
     [
         ({"shards": 0}, "shards=0 must be an integer of at least 1"),
         ({"device": "tpu9"}, "device='tpu9' must be a device"),
-        ({"budget": "24X"}, "'24X' must be a size"),
         ({"batch": 2}, "batch=2, tokens=None: activations need both"),
-        ({"lora": True}, "lora=True must be an integer of at least 1"),
+        *(({"budget": size}, "must be a size above 0 such as 24GiB") for size in ("24X", "24", "-1GiB", "1e9", 0)),
     ],
+    ids=str,
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -186,8 +217,6 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
         plan(nn.Linear(3, 2).requires_grad_(False))
     with pytest.raises(ValueError, match=r"0\.weight has no shape before a first forward pass"):
         plan(nn.Sequential(nn.LazyLinear(4)))
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, a name or a path, not list"):
-        plan([(3, 2)])  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -214,3 +243,70 @@ def test_a_step_on_a_device_holds_no_more_than_the_plan_says(key: str) -> None:
         with Live() as live:
             optimizer.step()
     assert live.peak <= of(plan(model, device="cuda"), key).temporary
+
+
+# ---- as it is read
+
+
+def test_a_budget_says_which_settings_fit_and_what_is_left() -> None:
+    result = plan("gpt2-xl", budget="16GiB", device="cpu")
+    fitting = {line.key for line in result.fitting}
+    assert "adamw-float32" not in fitting and {"adamw-bfloat16", "adafactor-float32"} <= fitting
+    assert result.advice.startswith("Take adafactor, float32 (")
+    assert [parse_size(text) for text in ("24GiB", "24 GB", "1.5mib", "8G")] == [24 << 30, 24 * 10**9, 3 << 19, 8 << 30]
+    assert [format_size(size) for size in (0, 999, 1 << 20, -(10**9))] == ["0 B", "999 B", "1.00 MiB", "-954 MiB"]
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_the_lines_to_write_run_and_are_what_the_plan_counted(key: str) -> None:
+    model = Decoder(2, 16, 50)
+    line = plan(model).line(key)
+    names: dict[str, Any] = {"model": model, "Adafactor": Adafactor, "step_in_backward": step_in_backward}
+    exec("\n".join(line.write), names)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    model(ids, ids).loss.backward()
+    names["optimizer"].step()
+    assert names["optimizer"].param_groups[0]["relative"] is False  # the second way, for pretrained weights
+    state = [v for state in names["optimizer"].state.values() for v in state.values()]
+    assert line.bytes is not None and sum(v.nbytes for v in state) == line.bytes.optimizer
+    assert sum(p.nbytes for p in model.parameters()) == line.bytes.weights
+
+
+@pytest.mark.parametrize("budget", ["24GiB", "80GiB"])  # in bfloat16 with stochastic rounding, and in float32
+def test_with_lora_the_lines_to_write_take_absolute_steps_since_b_starts_at_zero(budget: str) -> None:
+    advice = plan("llama-8b", budget=budget, lora=4).advice
+    (code,) = re.findall(r"^    (optimizer = .*)$", advice, flags=re.M)
+    assert "relative=False, lr=1e-3, lr_decay=None" in code and ("stochastic" in code) == (budget == "24GiB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"budget": "3GiB"}, "too large for 3.00 GiB. Try --lora 16, or --shards 2."),
+        ({"budget": "1MiB", "shards": 2, "lora": 8}, "Try --shards 4."),
+        ({"budget": "5GiB", "batch": 8, "tokens": 1024}, "Try --checkpointing, or a smaller --batch, or --lora 16, or"),
+    ],
+)
+def test_where_nothing_fits_the_advice_says_what_is_missing_and_what_would_help(
+    arguments: dict[str, Any], said: str
+) -> None:
+    assert said in plan("gpt2-xl", device="cpu", **arguments).advice
+
+
+@pytest.mark.parametrize(("more", "rows"), [([], 8), (["--all"], 21)])
+def test_the_table_has_eight_rows_and_all_of_them_on_request(
+    more: list[str], rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status says that nothing fits."""
+    assert cli.main(["plan", "llama-70b", "--budget", "80G", *more]) == 1
+    lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert len(lines) == 1 + rows and lines[0].split()[-2:] == ["total", "left"]
+
+
+def test_the_documents_show_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (ROOT / "docs" / "plan.md").read_text()
+    shown = re.findall(r"`adafactor (plan [^`]*)`\s+prints[^\n]*\n\n```text\n(.*?)```", document, flags=re.S)
+    assert shown
+    for words, text in shown:
+        cli.main(words.split())
+        assert capsys.readouterr().out.rstrip() == text.rstrip()

@@ -1,0 +1,48 @@
+"""What needs a process of its own: forks after threads have started, and memory that is not given back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests import inside
+from tests.launch import ROOT
+
+SECONDS = 300.0  # on a busy machine; a hang is a failure, not a wait
+MB = 1024
+TIMES = {"steps": 3000, "optimizers": 400}
+
+
+def found(program: str, *words: object, **environment: str) -> dict[str, Any]:
+    """What a program of this folder prints in its last line, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.faults.{program}", *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize(
+    ("backend", "moment"), [("cpu", "after steps"), ("cpu", "before any step"), ("eager", "after steps")]
+)
+def test_a_forked_child_takes_the_step_of_its_parent(backend: str, moment: str) -> None:
+    """As data loaders and launchers fork; also where the child is the first to use the kernels."""
+    assert found("forked", backend, moment, OMP_WAIT_POLICY="PASSIVE") == {"child": "done", "same bits": True}
+
+
+@pytest.mark.parametrize("backend", inside.HERE)
+def test_memory_does_not_grow_over_many_steps_and_many_optimizers(backend: str) -> None:
+    """In kB; tests/attack/test_lifetime.py has single parameters."""
+    grown = found("grown", backend, *(f"{what}={times}" for what, times in TIMES.items()))
+    assert grown.keys() == TIMES.keys() and max(grown.values()) < 2 * MB, grown
