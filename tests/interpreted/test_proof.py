@@ -107,12 +107,19 @@ def test_a_wrong_momentum_and_a_wrong_compensation_are_found(
         optimizer.step()
 
 
-def test_a_step_that_is_skipped_proves_nothing() -> None:
+@pytest.mark.parametrize("value", [torch.nan, 0.0])
+def test_a_step_that_moves_nothing_proves_nothing_and_is_not_tried_for_ever(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = starts([(24, 16)])[0].requires_grad_()
     optimizer = Adafactor([p], backend="triton")
-    p.grad = torch.full_like(p, torch.nan)
-    optimizer.step()
+    monkeypatch.setattr(proof, "TRIES", 3)
+    for _ in range(5):
+        p.grad = torch.full_like(p, value)
+        optimizer.step()
     assert not any(proof.known().right.values())
+    monkeypatch.setattr(proof, "prove", None)  # which nobody calls any more
+    optimizer.step()
 
 
 def test_a_large_parameter_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ class Executor:
         self._plans = [Plan(p, row) for p, row in zip(parameters, self._fields, strict=True)]
         self._must_measure = [p.measures_x for p in parameters]
         small = [i for i, p in enumerate(parameters) if p.x.numel() <= proof.LARGEST]
-        self._in_doubt = [] if self.in_lockstep else small
+        self._in_doubt, self._tries = [] if self.in_lockstep else small, proof.TRIES
         self._eager: list[AnyExecutor] = []  # what steps in our place, once a step was wrong
         self._grads: Gradients = []
         self._settings: Sequence[Settings] = ()
@@ -122,7 +122,8 @@ class Executor:
     def _prove(self) -> list[int]:
         """Step one of each unproven kind in eager PyTorch, too; return which, all rightly stepped now."""
         kinds = {i: proof.kind_of(self.parameters[i]) for i in self._in_doubt}
-        self._in_doubt = [i for i, kind in kinds.items() if proof.known().right[kind] < proof.STEPS]
+        self._in_doubt = [i for i, k in kinds.items() if self._tries and proof.known().right[k] < proof.STEPS]
+        self._tries -= 1
         chosen = {kinds[i]: (i, g) for i in self._in_doubt if (g := self._grads[i]) is not None}
         done = []
         for i, g in chosen.values():

@@ -21,6 +21,7 @@ from adafactor.kernels import eager
 from adafactor.kernels.triton.plan import Plan
 
 STEPS = 2  # of each kind: the first of a training has no R and no momentum to average with
+TRIES = 20  # steps of an optimizer until it gives up to prove those whose gradients are zero or not finite
 LARGEST = 2**24  # elements of a parameter that is copied
 TOLERANCE = 1e-4  # what rounding leaves is far below, and any mistake above
 
