@@ -170,6 +170,15 @@ def test_a_step_inside_backward_has_the_same_bits(case: Case, backend: str) -> N
 
 
 @crossed()
+def test_autograd_is_told_that_the_weight_was_written(case: Case, backend: str) -> None:
+    run = Run(case, backend).step(1)
+    loss = (run.p * run.p).sum()  # which keeps the weight for its gradient
+    run.step(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@crossed()
 def test_an_edited_weight_is_measured_before_the_step(case: Case, backend: str) -> None:
     run = Run(case, backend).step(2)
     with torch.no_grad():
