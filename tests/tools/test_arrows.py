@@ -1,7 +1,4 @@
-"""Who may import whom: arrows point down.
-
-And how nobody may read a checkpoint.
-"""
+"""Who may import whom: arrows point down. And how nobody may read a checkpoint."""
 
 from __future__ import annotations
 
@@ -76,20 +73,6 @@ def test_every_import_points_down() -> None:
             if other in (None, own) or (own == "__init__" and other in ASKED_FOR):
                 continue
             assert FLOOR[other] < FLOOR[own], f"{path}: {name} is beside or above it"
-
-
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    modules = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in python("src/adafactor")}
-    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
-
-    def targets(name: str) -> set[str]:
-        homes = [[m for m in modules if within(full, m)] for full in imported(modules[name])]
-        return {max(home, key=len) for home in homes if home} - {name}
-
-    arrows = {name: targets(name) for name in modules if name != "adafactor"}
-    while leaves := {name for name, others in arrows.items() if not others & arrows.keys()}:
-        arrows = {name: others for name, others in arrows.items() if name not in leaves}
-    assert not arrows, sorted(arrows)
 
 
 def test_only_tests_import_tests_and_the_package_imports_no_script() -> None:

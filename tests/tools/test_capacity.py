@@ -1,14 +1,11 @@
-"""`studies.capacity`: the limit holds, the search finds the largest model, and goes on where it was stopped."""
+"""`studies.capacity`: the limit holds, and the search finds the largest model."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.record import load
 from studies.capacity import search
 from studies.capacity.gpt import GPT, LENGTH, VOCABULARY, count, layers_of, linear
 
@@ -23,21 +20,8 @@ def test_a_model_that_does_not_fit_says_so_and_one_that_fits_learns() -> None:
     assert count(32) * 2 < small["peak_bytes"] < LIMIT and len(small["seconds"]) == 2
 
 
-def test_an_error_of_another_kind_is_not_taken_for_a_lack_of_memory() -> None:
-    with pytest.raises(RuntimeError, match="must be a multiple of 16"):
-        search.trial("adamw-float32", 33, LIMIT)
-
-
-def test_adamw_inside_backward_learns_what_it_learns_after_it() -> None:
-    losses = []
-    for key in ("adamw-float32", "adamw-float32-backward"):
-        found = search._train(search.SETTINGS[key], 32)
-        losses.append(found["losses"])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0][2] < losses[0][0]
-
-
-@pytest.mark.parametrize("start", [16, 160, 992, 1000, 1008, 4000])
-@pytest.mark.parametrize("most", [16, 176, 1007, 1008, 5000])
+@pytest.mark.parametrize("start", [16, 1000, 1008, 4000])
+@pytest.mark.parametrize("most", [16, 1007, 1008])
 def test_the_search_ends_at_the_largest_width_that_fits(most: int, start: int) -> None:
     asked: list[int] = []
 
@@ -71,29 +55,6 @@ def test_the_model_has_the_parameters_that_are_counted_and_guesses_at_first() ->
         assert sum(p.numel() for p in model.parameters()) == count(width) and len(model.layers) == layers_of(width)
     loss = GPT(32, torch.bfloat16)(torch.arange(LENGTH + 1)).item()
     assert loss == pytest.approx(torch.tensor(VOCABULARY).log().item(), abs=0.1)
-
-
-def test_a_search_that_was_stopped_goes_on_with_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done: list[str] = []
-
-    def found(key: str, limit: int) -> dict[str, object]:
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(key)
-        parameters = 10**8 * len(done)
-        return {"setting": key, "limit": limit, "parameters": parameters, "losses": [11.0, 9.0], "seconds": [1.0]}
-
-    monkeypatch.setattr(search, "search", found)
-    words = ["--record", str(tmp_path / "capacity.json"), "--settings", *list(search.SETTINGS)[:3]]
-    with pytest.raises(KeyboardInterrupt):
-        search.main(words)
-    del done[0]
-    search.main(words)
-    assert done == list(search.SETTINGS)[1:3]
-    assert len(load(tmp_path / "capacity.json").rows) == 3
-    assert "| AdamW, float32, in backward | 200 M | 2.00 | 11.00 → 9.00 | 1.0 |" in capsys.readouterr().out
 
 
 @pytest.mark.slow

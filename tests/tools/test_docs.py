@@ -11,6 +11,7 @@ import pytest
 
 from lab import records
 from studies import front, one_card
+from tests.tools.test_examples import FALLS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,20 +70,6 @@ def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_no_line_installs_this_package_by_name_as_no_index_has_it() -> None:
-    files = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", *(ROOT / "examples").iterdir(), *(ROOT / "src").rglob("*.py")]
-    lines = [line for path in files if path.is_file() for line in path.read_text().splitlines()]
-    named = [line for line in lines if re.search(r"pip install [^&]*(?<!/)\badafactor\b", line)]
-    assert sum("pip install" in line for line in lines) > 10 and not named, named
-
-
-def test_the_hints_of_the_package_install_what_its_extras_do() -> None:
-    text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    named = set(re.findall(r"pip install \"?([\w.>=]+)", text))
-    extras = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
-    assert {"matplotlib"} <= named <= set(re.findall(r'"([^"]+)"', extras))
-
-
 def test_test_all_installs_every_package_that_a_test_skips_without() -> None:
     installed = subprocess.run(["make", "-nB", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     project = (ROOT / "pyproject.toml").read_text()
@@ -91,7 +78,7 @@ def test_test_all_installs_every_package_that_a_test_skips_without() -> None:
         named = re.findall(r"(?:\.|adafactor)\[([\w,]+)\]", installed)
         installed += " ".join(extras[name] for names in named for name in names.split(","))
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    words = re.findall(r'(?:importorskip|find_spec)\("(\w+)', tests) + re.findall(r'\bneed\((".*")\)', tests)
+    words = re.findall(r'(?:importorskip|find_spec|need)\("(\w+)', tests) + [packages for _, _, packages, *_ in FALLS]
     needed = set(re.findall(r"\w+", " ".join(words))) - {"adafactor", "expecttest"}  # the latter has a stand-in
     missing = needed - set(re.findall(r"\w+", installed))
     assert "trl" in needed and not missing, missing

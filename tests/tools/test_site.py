@@ -103,11 +103,6 @@ def test_the_api_reference_describes_every_keyword(site: Path) -> None:
     assert described == set(inspect.signature(adafactor.Adafactor).parameters)
 
 
-def test_examples_in_docstrings_are_shown_as_code(site: Path) -> None:
-    text = (site / "api.html").read_text()
-    assert "<blockquote>" not in text, "a docstring's section of doctests is called Examples, not Example"
-
-
 def test_the_tables_of_the_settings_page_are_those_of_the_committed_record() -> None:
     page, record = (ROOT / "docs" / "settings.md").read_text(), json.loads(learning_rate.RECORD.read_text())
     tables = re.findall(r"<!-- (\w+) (\w+) -->\n\n((?:\|.*\n)+)", page)
