@@ -18,7 +18,9 @@ from tests.distributed.rig import Places, assert_same_everywhere, held, line, pl
 from tests.ranks import on_ranks
 
 STEPS = 3
-SHARDABLE = [case for case in CASES if case.order is None]
+# Between some of these ranks lie blocks of an int8 momentum, which is refused.
+CUT_BLOCKS = ("int8 momentum of a convolution", "int8 momentum of a stack")
+SHARDABLE = [case for case in CASES if case.order is None and case.name not in CUT_BLOCKS]
 MESHES = pytest.mark.parametrize(
     ("size", "mesh"), [(2, line), pytest.param(4, square, marks=pytest.mark.slow)], ids=["2", "2 × 2"]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,14 +12,20 @@ from adafactor import Adafactor
 from adafactor.planning.models import gpt2, llama
 from studies.temporaries import Largest
 from tests import inside
-from tests.step.test_nonfinite import KEYWORDS
+
+KEYWORDS: list[dict[str, Any]] = [
+    {},
+    {"factored": False},
+    {"factored": "row", "beta1": 0.9},
+    {"factored": "column", "beta1": 0.9, "momentum_of": "gradient", "weight_decay": 0.1},
+]
 
 
 def test_a_step_asks_nothing_of_a_device() -> None:
     """On the meta device every question to the host (`item`, `bool`) raises."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4), torch.nn.Conv2d(4, 4, 3)).to("meta")
     for keywords in KEYWORDS:
-        optimizer = Adafactor(model.parameters(), **keywords)  # type: ignore[arg-type]
+        optimizer = Adafactor(model.parameters(), **keywords)
         for p in model.parameters():
             p.grad = torch.empty_like(p)
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A momentum in bfloat16 or int8: every step is the oracle's, rounded to a neighbour and right in the mean."""
+"""A momentum in bfloat16 or int8: rounded to a neighbour, right in the mean, and converted where it is loaded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from torch.nn import Parameter
 from adafactor import Adafactor
 from adafactor.core.momentum import BLOCK, SMALLEST, Blocks, decode, encode, to_bfloat16
 from adafactor.core.rounding import keys, random_words, roots
-from tests import inside, reference
-from tests.reference import difference
+from tests import reference
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 FORMATS = pytest.mark.parametrize("format", ["bfloat16", "int8"])
-AVERAGED = pytest.mark.parametrize("of", ["update", "gradient", "direction"])
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 # with uneven last blocks; convolutions; stacks; a vector and a small matrix, which stay float32; an unfactored matrix
 SHAPES = [(32, 200), (20, 300), (30, 17, 3, 3), (3, 20, 130), (5000,), (60, 50), (1, 5000)]
 
@@ -43,27 +40,6 @@ def train(optimizer: Adafactor, first: int, last: int) -> None:
     for t in range(first, last + 1):
         set_gradients([p for group in optimizer.param_groups for p in group["params"]], t)
         optimizer.step()
-
-
-@DTYPES
-@AVERAGED
-@FORMATS
-def test_every_step_is_the_oracles_and_the_momentum_is_rounded_to_a_neighbour(
-    format: str, of: str, dtype: torch.dtype
-) -> None:
-    for rounding, factored in (("stochastic", "outer"), ("nearest", "row"), ("kahan", "column"), ("nearest", False)):
-        params = parameters(dtype, SHAPES)
-        keywords: dict[str, Any] = {"rounding": rounding, "weight_decay": 0.1, "factored": factored}
-        optimizer = Adafactor(params, beta1=0.9, momentum_of=of, momentum_dtype=format, **keywords)
-        (group,) = optimizer.param_groups
-        for t in range(1, 5):
-            set_gradients(params, t)
-            before = [(reference.exact(p), reference.values(optimizer.state[p])) for p in params]
-            optimizer.step()
-            for p, (x, state) in zip(params, before, strict=True):
-                assert p.grad is not None
-                expected = reference.outcome(group, dtype, x, reference.exact(p.grad), state)
-                assert difference(group, p, optimizer.state[p], expected) == "", (tuple(p.shape), t)
 
 
 def test_it_is_kept_in_one_or_two_bytes_and_small_tensors_in_four() -> None:
@@ -159,7 +135,7 @@ def test_loaded_into_another_format_it_is_converted_and_said_once(of: str, to: s
     train(target, 3, 4)
 
 
-def test_edited_in_mid_run_the_state_follows() -> None:
+def test_edited_in_mid_run_the_state_follows_and_the_bits_of_a_word_are_used_once() -> None:
     params = parameters(shapes=[(32, 200), (70,)])
     optimizer = Adafactor(params, beta1=0.9)
     train(optimizer, 1, 2)
@@ -167,31 +143,14 @@ def test_edited_in_mid_run_the_state_follows() -> None:
         optimizer.param_groups[0]["momentum_dtype"] = format
         train(optimizer, 3, 4)
         assert ("momentum_scale" in optimizer.state[params[0]]) == (format == "int8")
+    words = random_words(torch.arange(1000), (5, 6)).numpy()  # X by the lower 16 bits, the momentum by the upper
+    assert abs(np.corrcoef((words & 0xFFFF).astype(float), (words >> 16).astype(float))[0, 1]) < 0.15
 
 
-def test_cut_into_many_parts_by_eager_blocks_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = []
-    for size in (None, 500):
-        if size:
-            inside.cut_into_chunks(monkeypatch, size)
-        params = parameters(shapes=[(32, 300), (30, 17, 3, 3)])
-        optimizer = Adafactor(params, beta1=0.9, momentum_dtype="int8")
-        train(optimizer, 1, 2)
-        ends.append([reference.values(optimizer.state[p])["momentum"] for p in params])
-    for one, other in zip(*ends, strict=True):
-        assert (np.abs(one - other) > 1e-6 * np.abs(one)).mean() < 1e-3, "but where a word meets its number"
-
-
-def test_without_beta1_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="momentum_dtype='int8' needs a momentum: set beta1"):
-        Adafactor(parameters(), momentum_dtype="int8")
-    Adafactor([{"params": parameters(), "beta1": 0.9}], momentum_dtype="int8")
+def test_rules_may_give_a_format_only_where_there_is_a_momentum() -> None:
     with pytest.raises(ValueError, match="momentum_dtype='int8' needs a momentum: set beta1"):
         Adafactor([("w", parameters()[0])], rules={"w": {"momentum_dtype": "int8"}})
-    optimizer = Adafactor(parameters())
-    with pytest.raises(ValueError, match="momentum_dtype='int8' needs a momentum: set beta1"):
-        optimizer.add_param_group({"params": parameters(), "momentum_dtype": "int8"})
-    assert len(optimizer.param_groups) == 1
+    Adafactor([{"params": parameters(), "beta1": 0.9}], momentum_dtype="int8")
 
 
 @pytest.mark.parametrize("missing", ["momentum_scale", "momentum_of_update_int8"])
