@@ -10,7 +10,7 @@ elements an axis: how many there are depends on how many tensors there are, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -72,28 +72,19 @@ MODELS = {
 
 
 @contextmanager
-def note_launches() -> Iterator[list[str]]:
-    """Let the Triton backend prepare tensors on a CPU, and note the names of its kernels instead of running them."""
+def note_launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
+    """Let the Triton backend prepare tensors on a CPU; note its launches, with what they are given, and run none."""
     from adafactor.kernels import triton as backend
     from adafactor.kernels.triton import proof
     from adafactor.kernels.triton.launch import Launch
 
-    noted: list[str] = []
-    with replaced(
-        (backend, "INTERPRETED", True),
-        (Launch, "__call__", lambda launch, *given: noted.append(launch.kernel.__name__)),
-        (proof, "LARGEST", -1),  # nothing is stepped twice
+    noted: list[tuple[Any, tuple[Any, ...]]] = []
+    with (
+        patch.object(backend, "INTERPRETED", True),
+        patch.object(Launch, "__call__", lambda launch, *given: noted.append((launch, given))),
+        patch.object(proof, "LARGEST", -1),  # nothing is stepped twice
     ):
         yield noted
-
-
-@contextmanager
-def replaced(*patches: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replace attributes for a while."""
-    with ExitStack() as stack:
-        for owner, name, value in patches:
-            stack.enter_context(patch.object(owner, name, value))
-        yield
 
 
 @cache

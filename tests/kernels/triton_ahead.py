@@ -22,9 +22,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from adafactor import Adafactor
-from adafactor.kernels import triton as backend
-from adafactor.kernels.triton import plan, proof
+from adafactor.kernels.triton import plan
 from adafactor.kernels.triton.launch import Launch
+from studies.gpu_counts import note_launches
 
 TARGETS = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 86, 89, 90, 100, 120)}
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
@@ -58,21 +58,15 @@ class Call:
 
 def calls(shape: tuple[int, ...], dtype: torch.dtype, keywords: dict[str, Any]) -> list[Call]:
     """The launches of a second step of one parameter; none is run."""
-    noted: list[Call] = []
-
-    def note(launch: Launch, *given: Tensor | None) -> None:
-        noted.append(Call(launch, (*given, *launch._rest)))
-
     p = torch.ones(shape, dtype=dtype, requires_grad=True)
     p.grad = torch.ones_like(p)
-    at_most = patch.object(plan, "AT_MOST", {"maxnreg": 128})  # as where torch is built for NVIDIA's cards
-    with patch.object(backend, "INTERPRETED", True), patch.object(proof, "LARGEST", -1), at_most:
+    # as where torch is built for NVIDIA's cards
+    with note_launches() as noted, patch.object(plan, "AT_MOST", {"maxnreg": 128}):
         optimizer = Adafactor([p], backend="triton", **keywords)
-        with patch.object(Launch, "__call__", note):
-            optimizer.step()
-            noted.clear()
-            optimizer.step()
-    return noted
+        optimizer.step()
+        noted.clear()
+        optimizer.step()
+    return [Call(launch, (*given, *launch._rest)) for launch, given in noted]
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}

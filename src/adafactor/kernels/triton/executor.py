@@ -61,13 +61,14 @@ class Executor:
 
     def step(self) -> None:
         """Take every parameter from G to X, so that the last pass finds in the cache what the first has read."""
-        self._has_stepped = self._has_new = True
+        self._has_stepped = True
         with self._on_device():
             done = self._prove() if self._in_doubt and not self._is_capturing() else ()
             if self._eager:
                 left = {plan.parameter: g for plan, g in self._present(done)}
                 proof.step_in_eager(self._eager, left, self._settings)
                 return
+            self._has_new = True
             for plan, g in self._present(done):
                 plan.step(aligned(g))
 
@@ -134,6 +135,8 @@ class Executor:
                     f"Triton's step was wrong on {card}, so eager PyTorch took it and takes those to come: {problem}. "
                     "Please report this line, with the versions of torch and Triton, as an issue."
                 )
+                self._has_new = True
+                self.flush()
                 self._in_doubt, self._eager = [], list(eager.prepare(self.parameters))
                 break
         return done
