@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.corpus import Corpus
+from lab.corpus import Corpus, generated_corpus
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Corpus:
+    return generated_corpus()
 
 
 @pytest.fixture

@@ -23,9 +23,6 @@ GOOD = ("Select the cells that you want to print.", "Wählen Sie die Zellen aus,
         ("Too short.", "Zu kurz.", "length"),
         ("Open the file now.", "Öffnen Sie " + "jetzt gleich " * 12 + "die Datei.", "length"),
         ("Press <b>Enter</b> to continue now.", "Drücken Sie die <b>Eingabetaste</b>.", "markup"),
-        ("See http://example.org for more details.", "Siehe http://example.org für weitere Details.", "markup"),
-        ("Call the function get_name now please.", "Rufen Sie jetzt die Funktion get_name auf.", "markup"),
-        ("1 2 3 4 5 6 and 7 8 9", "1 2 3 4 5 6 und 7 8 9", "letters"),
         ("The word слово is not Latin here.", "Das Wort слово ist hier nicht lateinisch.", "letters"),
         ("The list has 12 entries in it.", "Die Liste enthält 13 verschiedene Einträge.", "digits"),
         ("Do you want to save it?", "Sie wollen das jetzt speichern.", "ending"),
@@ -176,33 +173,19 @@ def test_wmt_archives_become_pairs_that_stay_aligned(tmp_path: Path) -> None:
     assert wmt.unpack(tmp_path / "wmt", tmp_path, known) == paths  # once unpacked, the archives are not needed
 
 
-def test_a_missing_or_different_archive_is_named(tmp_path: Path) -> None:
+def test_another_archive_is_refused(tmp_path: Path) -> None:
     known = archives(tmp_path / "wmt")
     with pytest.raises(corpus.CorpusError, match="dev.tgz is not the archive of WMT 2014"):
         wmt.unpack(tmp_path / "wmt", tmp_path, {**known, "dev.tgz": "0" * 64})
-    (tmp_path / "wmt" / "dev.tgz").unlink()
-    with pytest.raises(corpus.CorpusError, match="has no dev.tgz"):
-        wmt.unpack(tmp_path / "wmt", tmp_path, known)
 
 
-def test_pairs_in_files_are_a_sequence(tmp_path: Path) -> None:
-    english, german = tmp_path / "en", tmp_path / "de"
-    english.write_text("a\n\nb\nc")
-    german.write_text("x\ny\nz\n\n")
-    pairs = corpus.FilePairs(english, german)
-    assert [(p.english, p.german) for p in pairs] == [("a", "x"), ("b", "z")]
-    assert [p.german for p in pairs[-1:]] == [pairs[-1].german] == ["z"]
-    german.write_text("")
-    with pytest.raises(corpus.CorpusError, match="en has 4 lines, de 0"):
-        corpus.FilePairs(english, german)
-    with pytest.raises(corpus.CorpusError, match="there is no .*nothing"):
-        corpus.FilePairs(english, tmp_path / "nothing")
-
-
-def test_own_files_are_split_at_line_feeds_alone(tmp_path: Path) -> None:
+def test_own_files_are_split_at_line_feeds_alone_and_are_a_sequence(tmp_path: Path) -> None:
     english, german = tmp_path / "en", tmp_path / "de"
     english.write_bytes("one\rmore\ntwo\u2028more\x85more\r\n\nfour\n".encode())
     german.write_bytes(b"eins\nzwei\n\nvier")
     loaded = corpus.load("own", tmp_path, corpus.OwnFiles({"train": (english, german), "dev": (english, german)}))
     assert [pair.english for pair in loaded.train] == ["one\rmore", "two\u2028more\x85more", "four"]
-    assert [pair.german for pair in loaded.train] == ["eins", "zwei", "vier"]
+    assert [pair.german for pair in loaded.train[:2]] == ["eins", "zwei"] and loaded.train[-1].german == "vier"
+    german.write_text("")
+    with pytest.raises(corpus.CorpusError, match="en has 4 lines, de 0"):
+        corpus.FilePairs(english, german)

@@ -1,7 +1,9 @@
 """The Transformer, its loss, and beam search."""
 
+import inspect
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +11,12 @@ import torch.nn.functional as F
 
 from lab.batches import Batches, make_batch
 from lab.corpus import generated_corpus
-from lab.decode import beam_search, penalty
+from lab.decode import beam_search, penalty, translate
+from lab.experiments import table_3
 from lab.loss import smoothed_cross_entropy
-from lab.model import Shape, Transformer
+from lab.model import SelfAttention, Shape, Transformer
+from lab.presets import SCALES
+from lab.rows import schedule_2017
 from lab.vocabulary import BEGIN, END, PAD, Vocabulary, train
 
 SHAPE = Shape(layers=2, width=16, heads=2, filter=32, dropout=0.0)
@@ -76,8 +81,7 @@ def _log_probability(model: Transformer, source: torch.Tensor, ids: tuple[int, .
     return sum(float(logs[i, token]) for i, token in enumerate((*ids, END)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(("seed", "norm"), [(0, "pre"), (1, "post")])
 def test_a_wide_beam_is_exhaustive_search(seed: int, norm: str) -> None:
     size, longest, alpha = 7, 4, 0.6
     model = _model(replace(SHAPE, norm=norm), size, seed)
@@ -125,3 +129,29 @@ def test_a_stream_continued_is_the_stream(words: Vocabulary) -> None:
     whole = list(itertools.islice(batches.stream(seed=2), 60))
     late = list(itertools.islice(batches.stream(seed=2, start=40), 20))
     assert all(torch.equal(a.source, b.source) for a, b in zip(whole[40:], late, strict=True))
+
+
+def test_inner_dropout_acts_on_attention_and_relu_in_training_alone() -> None:
+    layer = Transformer(replace(SHAPE, inner_dropout=0.5), 50).layers("decoder")[0]
+    for module in (layer.attention, layer.other, layer.feed_forward):
+        x, mask = torch.randn(2, 7, SHAPE.width), torch.ones(2, 1, 1, 7, dtype=torch.bool)
+        inputs: tuple[Any, ...] = (x, None) if isinstance(module, SelfAttention) else (x,)
+        inputs = (x, layer.other.read(x), mask) if module is layer.other else inputs
+        assert not torch.equal(module(*inputs), module(*inputs))
+        module.eval()
+        assert torch.equal(module(*inputs), module(*inputs))
+
+
+def test_base_is_the_papers_setting() -> None:
+    base, shape = SCALES["base"], SCALES["base"].shape
+    assert (shape.layers, shape.width, shape.heads, shape.filter) == (6, 512, 8, 2048)
+    assert (base.vocabulary, base.tokens, base.steps, base.dev) == (32_000, 4096, 100_000, 3000)
+    assert (base.adaptive, base.relative, shape.dropout, shape.inner_dropout) == (1.0, 1.0, 0.1, 0.1)
+    assert base.branch == base.steps // 10, "so that the mean and the decayed weights are evaluated, too"
+    assert inspect.signature(translate).parameters["beam"].default == 4
+    assert inspect.signature(beam_search).parameters["alpha"].default == 0.6
+    jobs = table_3(SCALES["base3"])
+    assert {job.row for job in jobs} == {"Adam2017", "O"}
+    assert (jobs[0].scale.tokens, jobs[0].scale.steps, jobs[0].scale.compressed) == (16_384, 50_000, False)
+    assert schedule_2017(4000, 512) == pytest.approx(512**-0.5 * 4000**-0.5)  # its peak
+    assert schedule_2017(40_000, 512) == pytest.approx(512**-0.5 / 200)

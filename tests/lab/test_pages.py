@@ -13,7 +13,6 @@ from lab.corpus import Corpus, help_texts
 from lab.documents import DOCS, END, begin, documents
 from lab.evaluate import pack
 from lab.files import put_between
-from lab.pool import summary
 from lab.presets import SCALES, Job
 from lab.records import RECORDS
 from lab.rows import schedule
@@ -55,16 +54,6 @@ def test_the_demo_calls_scores_level_that_differ_by_less_than_their_intervals_an
     records[1]["ways"]["decayed"]["bleu"]["test"]["all"] = 21.16
     assert (demo.score(records[1]), demo.verdict(records)[:13]) == ("21.2 ± 1.2", "With 1.2 BLEU"), "of what is shown"
     assert "docs/reproduction.md" in demo.verdict(records)
-    assert (DOCS / "reproduction.md").exists() and "make demo" in (DOCS / "reproduction.md").read_text(encoding="utf-8")
-    scale = SCALES["demo"]
-    assert scale.adaptive == scale.relative == SCALES["mini"].adaptive, "one multiplier for all rows, as at `mini`"
-
-
-def test_a_finished_run_is_shown_by_the_weights_that_the_demo_compares() -> None:
-    record = {**_record("O", ["x"], 1), "evaluate_seconds": 10.0}
-    record["ways"] = {"decayed": {"dev_loss": 2.5, "bleu": {"test": {"all": 25.0}}}}
-    assert summary(record).split()[1:] == "dev loss 2.500 test BLEU 25.0 100 s".split()
-    assert "dev loss 3.000  test BLEU 22.0" in summary({**record, "ways": {}})
 
 
 def test_help_texts_are_short_and_of_one_domain() -> None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from lab import experiments, records
-from lab.corpus import DEBIAN_12, Corpus, generated_corpus
+from lab.corpus import DEBIAN_12, Corpus
 from lab.evaluate import unpack_figures
 from lab.files import LockedError, locked
 from lab.model import Transformer
@@ -27,12 +27,6 @@ from lab.train import WATCHED, Options, Progress, Trainer, run, run_folder
 
 TINY = SCALES["tiny"]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    torch.set_num_threads(1)
-    return generated_corpus()
 
 
 def _job(row: str = "O", **changes: Any) -> Job:
@@ -176,9 +170,8 @@ def test_neither_a_record_nor_a_checkpoint_of_another_text_is_taken_up(corpus: C
 
 def test_a_scales_records_are_one_file_with_a_line_for_each_run(tmp_path: Path) -> None:
     for name, loss in (("b", 1.0), ("a", 2.0), ("b", 3.0)):
-        records.keep(
-            {"name": name, "config": {"scale": {"name": "tiny"}}, "dev_loss": loss, "text": "\u2028"}, tmp_path
-        )
+        record = {"name": name, "config": {"scale": {"name": "tiny"}}, "dev_loss": loss, "text": "\u2028"}
+        records.keep(record, tmp_path)
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["tiny.jsonl"]
     assert [(record["name"], record["dev_loss"]) for record in records.read(tmp_path)] == [("a", 2.0), ("b", 3.0)]
 

@@ -1,9 +1,6 @@
 """How a run is computed changes nothing that it should not: the compiler, 16-bit products, processes."""
 
-import inspect
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +13,12 @@ from safetensors.torch import load_file
 from lab import records
 from lab.__main__ import main
 from lab.batches import Batch
-from lab.corpus import Corpus, generated_corpus
-from lab.decode import beam_search, translate
+from lab.corpus import Corpus
 from lab.presets import SCALES, Job
 from lab.train import Options, Trainer, run, run_folder
+from tests.launch import torchrun
 
 TINY = replace(SCALES["tiny"], steps=6, dev=0, test=0)
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    torch.set_num_threads(1)
-    return generated_corpus()
 
 
 def _trainer(corpus: Corpus, cache: Path, **changes: Any) -> Trainer:
@@ -79,17 +69,6 @@ def test_autocast_has_products_in_bfloat16_and_all_else_in_float32(corpus: Corpu
     assert short.job.name != plain.job.name  # it is another run, with a record of its own
 
 
-def test_base_is_the_papers_setting() -> None:
-    base = SCALES["base"]
-    shape = base.shape
-    assert (shape.layers, shape.width, shape.heads, shape.filter) == (6, 512, 8, 2048)
-    assert (base.vocabulary, base.tokens, base.steps, base.dev) == (32_000, 4096, 100_000, 3000)
-    assert (base.adaptive, base.relative, shape.dropout, shape.inner_dropout) == (1.0, 1.0, 0.1, 0.1)
-    assert base.branch == base.steps // 10, "so that the mean and the decayed weights are evaluated, too"
-    assert inspect.signature(translate).parameters["beam"].default == 4
-    assert inspect.signature(beam_search).parameters["alpha"].default == 0.6
-
-
 def test_base_runs_end_to_end_from_files_with_every_switch(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,12 +89,12 @@ def test_two_processes_train_as_one_process_does(corpus: Corpus, tmp_path: Path)
     scale = SCALES["tiny"]
     job = Job("O", scale, False, corpus="generated")
     whole = run(job, corpus, Options(tmp_path / "one"))
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lab", "run"]
-    words += ["O", "--scale", "tiny", "--corpus", "generated", "--no-warmup", "--quiet"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    subprocess.run([*words, "--cache", str(tmp_path / "two")], cwd=ROOT, env=environment, check=True, timeout=300)
+    words = ["-m", "lab", "run", "O", "--scale", "tiny", "--corpus", "generated", "--no-warmup", "--quiet"]
+    status, output = torchrun([*words, "--cache", str(tmp_path / "two")], ranks=2)
+    assert status == 0, output[-6000:]
     record = json.loads((run_folder(job, tmp_path / "two") / "record.json").read_text())
     assert record["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-3)
+    assert [record[key] for key in ("state_bytes", "steps")] == [whole[key] for key in ("state_bytes", "steps")]
     one, two = (load_file(run_folder(job, tmp_path / name) / "weights.safetensors") for name in ("one", "two"))
     for name, value in one.items():
         # biases, which start at zero, move by ρ·ε₂ = 3e-5 a step whatever the last digits of their gradients are

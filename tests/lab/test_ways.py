@@ -8,18 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab.corpus import Corpus, generated_corpus
+from lab.corpus import Corpus
 from lab.evaluate import pack, unpack
 from lab.presets import SCALES, Job
 from lab.train import SNAPSHOTS, Options, Progress, Trainer, run, run_folder, snapshots
 
 BRANCHED = replace(SCALES["tiny"], steps=30, branch=6, dev=0, test=8, shape=replace(SCALES["tiny"].shape, dropout=0.1))
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    torch.set_num_threads(1)
-    return generated_corpus()
 
 
 def _job(**changes: Any) -> Job:
