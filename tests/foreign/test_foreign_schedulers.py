@@ -11,7 +11,6 @@ from torch.optim import Optimizer, lr_scheduler, swa_utils
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from adafactor import Adafactor
-from tests import inside
 
 Maker = Callable[[Any], Any]
 
@@ -39,11 +38,6 @@ MAKERS: dict[str, Maker] = {
     ),
     "SWALR": lambda o: swa_utils.SWALR(o, swa_lr=0.001, anneal_epochs=5),
 }
-CYCLES: dict[str, Maker] = {
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.01, step_size_up=4, base_momentum=0.7, max_momentum=0.95),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS + 1),
-}
-
 # torch's own schedulers step one another in a way that torch itself calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")
 
@@ -52,9 +46,9 @@ def params() -> list[torch.Tensor]:
     return [torch.full((4, 3), 0.5, requires_grad=True), torch.full((5,), 0.5, requires_grad=True)]
 
 
-def grouped(cls: Any, tensor: bool = False, **keywords: Any) -> Any:
+def grouped(cls: Any, tensor: bool = False) -> Any:
     rates = [torch.tensor(rate, dtype=torch.float64) if tensor else rate for rate in RATES]
-    return cls([{"params": [p], "lr": lr} for p, lr in zip(params(), rates, strict=True)], lr=0.1, **keywords)
+    return cls([{"params": [p], "lr": lr} for p, lr in zip(params(), rates, strict=True)], lr=0.1)
 
 
 def step(optimizer: Optimizer, scheduler: Any = None, t: int = 0) -> None:
@@ -84,9 +78,8 @@ def test_there_is_no_scheduler_that_is_not_tried() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("backend", inside.HERE)
-def test_rates_are_those_that_sgd_gets(name: str, backend: str) -> None:
-    ours, theirs = grouped(Adafactor, backend=backend), grouped(torch.optim.SGD)
+def test_rates_are_those_that_sgd_gets(name: str) -> None:
+    ours, theirs = grouped(Adafactor), grouped(torch.optim.SGD)
     found = list(rates(ours, MAKERS[name](ours), range(STEPS)))
     assert found == list(rates(theirs, MAKERS[name](theirs), range(STEPS)))
     assert len({tuple(pair) for pair in found}) > 1
@@ -121,11 +114,10 @@ def test_a_scheduler_and_an_optimizer_that_were_loaded_go_on(name: str) -> None:
         assert torch.equal(a["params"][0], b["params"][0])
 
 
-@pytest.mark.parametrize("beta1", [0.0, 0.9])
-@pytest.mark.parametrize("name", CYCLES)
-def test_a_cycle_of_momentum_is_refused_by_torch_itself(name: str, beta1: float) -> None:
+def test_a_cycle_of_momentum_is_refused_by_torch_itself() -> None:
     """Ours has `beta1`, and no `momentum` or `betas` for a scheduler to write to: torch says so in its own words."""
-    optimizer = Adafactor(params(), lr=0.01, beta1=beta1)
+    optimizer = Adafactor(params(), lr=0.01, beta1=0.9)
     with pytest.raises(ValueError, match="optimizer must support momentum or beta1"):
-        CYCLES[name](optimizer)
-    step(optimizer)
+        lr_scheduler.CyclicLR(optimizer, 0.001, 0.01, base_momentum=0.7, max_momentum=0.95)
+    with pytest.raises(ValueError, match="optimizer must support momentum or beta1"):
+        lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=9)

@@ -14,17 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src/adafactor/kernels/cpu/src"
-FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-g",
-    "-ffp-contract=off",
-    "-fopenmp-simd",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fPIC",
-    "-shared",
-]
+FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-fPIC"]
 SHAPES = [(110, 300), (3, 100, 130), (7, 5), (1,), (513, 2049), (2, 1030), (5000,), (64, 4100), (30, 17, 3, 3)]
 
 
@@ -66,7 +56,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, runtime in (("address", "libasan.so"), ("undefined", "libubsan.so")):
             library = Path(folder) / f"{name}.so"
-            build = ["g++", *FLAGS, f"-fsanitize={name}", "-fno-sanitize-recover=all"]
+            build = ["g++", *FLAGS, "-shared", f"-fsanitize={name}", "-fno-sanitize-recover=all"]
             subprocess.run([*build, str(SOURCES / "step.cpp"), "-o", str(library)], check=True)
             found = subprocess.run(["g++", f"-print-file-name={runtime}"], capture_output=True, text=True, check=True)
             environment = {**os.environ, "LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}

@@ -12,6 +12,8 @@ from adafactor import Adafactor
 from adafactor.planning.models import gpt2, llama
 from studies.temporaries import Largest
 from tests import inside
+from tests.cases import normal
+from tests.reference import Expected
 
 KEYWORDS: list[dict[str, Any]] = [
     {},
@@ -31,6 +33,28 @@ def test_a_step_asks_nothing_of_a_device() -> None:
         optimizer.step()
     with pytest.raises(Exception, match="meta"):
         bool(next(model.parameters()).sum() > 0)  # the control
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("keywords", [*KEYWORDS, {"rounding": "stochastic", "maximize": True}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*its gradient is not finite")
+def test_parameters_side_by_side_as_on_a_device_step_as_each_would_alone(
+    keywords: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside.keep_scalars_on_the_device(monkeypatch)
+    shapes = [(6, 5), (40, 30), (7,), (64,), (3, 12, 10), (16, 8, 3, 3), (5, 1), (), (9, 20)]
+    params = [normal(shape, i, dtype).requires_grad_() for i, shape in enumerate(shapes)]
+    optimizer = Adafactor(params, backend="eager", **keywords)
+    for t in range(5):
+        for i, p in enumerate(params):
+            g = normal(shapes[i], 10 * t + i, dtype)
+            if t == 2 and i in (1, 3, 5):
+                g.view(-1)[0] = torch.nan
+            p.grad = None if t == 3 and i % 3 == 0 else g
+        expected = Expected(optimizer)
+        optimizer.step()
+        assert not (problem := expected.problem()), problem
+    assert sum(record.skipped for record in optimizer.report()) == 3
 
 
 @pytest.mark.parametrize(
