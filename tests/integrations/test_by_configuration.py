@@ -15,7 +15,6 @@ from torch import nn
 from adafactor import Adafactor, hf
 
 ABSOLUTE = {"lr": 1e-3, "relative": False, "lr_decay": None, "eps": [1e-30, 1e-3], "axes": [0, 1]}
-THEIRS = {"lr": 1e-3, "relative_step": False, "scale_parameter": False}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages' imports
 
@@ -26,21 +25,10 @@ def hydra(model: nn.Module) -> Any:
     return utils.instantiate(config, params=model.parameters())
 
 
-def omegaconf(model: nn.Module) -> Any:
-    """Its values as they are: as torchtune gives them with optimizer_in_bwd."""
-    return Adafactor(model.parameters(), **pytest.importorskip("omegaconf").OmegaConf.create(ABSOLUTE))
-
-
 def litgpt(model: nn.Module) -> Any:
     utils = pytest.importorskip("litgpt.utils")
     config = {"class_path": "adafactor.Adafactor", "init_args": dict(ABSOLUTE)}
     return utils.instantiate_torch_optimizer(config, model.parameters(), fused=True, betas=(0.9, 0.95))
-
-
-def litgpt_hf(model: nn.Module) -> Any:
-    utils = pytest.importorskip("litgpt.utils")
-    config = {"class_path": "adafactor.hf.Adafactor", "init_args": dict(THEIRS)}
-    return utils.instantiate_torch_optimizer(config, model.parameters())
 
 
 def nemo_automodel(model: nn.Module) -> Any:
@@ -73,13 +61,13 @@ def kohya(model: nn.Module) -> Any:
     return getattr(importlib.import_module(module), name)(model.parameters(), lr=1e-3, **keywords)
 
 
-@pytest.mark.parametrize("make", [hydra, omegaconf, litgpt, litgpt_hf, nemo_automodel, torchtitan, kohya])
+@pytest.mark.parametrize("make", [hydra, litgpt, nemo_automodel, torchtitan, kohya])
 def test_it_is_made_with_its_settings_and_steps_and_its_checkpoint_needs_no_code(
     make: Callable[[nn.Module], Any],
 ) -> None:
     model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 3, bias=False))
     optimizer = make(model)
-    assert type(optimizer) is (hf.Adafactor if make in (litgpt_hf, kohya) else Adafactor)
+    assert type(optimizer) is (hf.Adafactor if make is kohya else Adafactor)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["relative"], group["lr_decay"]) == (1e-3, False, None)
     assert tuple(group["eps"]) == (1e-30, 1e-3)

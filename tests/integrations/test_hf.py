@@ -118,7 +118,7 @@ def test_no_scheduler_changes_relative_steps(arguments: dict[str, Any]) -> None:
     assert_close(taken(plain, decaying, range(5), torch.optim.lr_scheduler.ExponentialLR(decaying, 0.1)), expected)
 
 
-@pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy"])
+@pytest.mark.parametrize("way", ["state_dict", "pickle"])
 def test_warm_up_goes_on_after_a_checkpoint(way: str) -> None:
     whole, halves = net(), net()
     expected = taken(whole, hf.Adafactor(whole.parameters(), warmup_init=True), range(6))
@@ -128,46 +128,36 @@ def test_warm_up_goes_on_after_a_checkpoint(way: str) -> None:
         second = hf.Adafactor(halves.parameters(), warmup_init=True)
         second.load_state_dict(copy.deepcopy(first.state_dict()))
     else:
-        halves, second = (
-            pickle.loads(pickle.dumps((halves, first))) if way == "pickle" else copy.deepcopy((halves, first))
-        )
+        halves, second = pickle.loads(pickle.dumps((halves, first)))
         second.add_param_group({"params": [nn.Parameter(torch.ones(2))], "decay_rate": -0.5})
         assert second.param_groups[-1]["decay_rate"] == 0.5
-    for a, b in zip(taken(halves, second, range(3, 6)), expected, strict=True):
-        assert torch.equal(a, b)
+    assert all(map(torch.equal, taken(halves, second, range(3, 6)), expected))
 
 
-def test_warm_up_goes_on_inside_backward() -> None:
+def test_warm_up_goes_on_inside_backward_but_cannot_be_counted_where_parameters_step_alone() -> None:
     ordinary, inside = net(), net()
     expected = taken(ordinary, hf.Adafactor(ordinary.parameters(), warmup_init=True), range(4))
     optimizer = hf.Adafactor(inside.parameters(), warmup_init=True)
     with adafactor.step_in_backward(inside, optimizer):
         assert all(map(torch.equal, taken(inside, optimizer, range(4)), expected))
+    with pytest.raises(ValueError, match="counts the calls of step"):
+        optimizer.step_param(next(inside.parameters()))
 
 
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
         ({"relative": False}, TypeError, "has transformers' word for 'relative': scale_parameter"),
-        ({"clip": 1.0}, TypeError, "has transformers' word for 'clip': clip_threshold"),
         ({"lr": 1e-3}, ValueError, "takes lr=0.001 only with relative_step=False"),
         ({"relative_step": False}, ValueError, "lr=None with relative_step=False"),
         ({"warmup_init": True, "relative_step": False, "lr": 1e-3}, ValueError, "needs relative_step=True"),
         ({"decay_rate": 0.8}, ValueError, "decay_rate=0.8 must be below 0"),
-        ({"rounding": "up"}, ValueError, "rounding='up' must be one of"),
         ({"betas": (0.9, 0.99)}, TypeError, "here it is beta1 and beta2"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         hf.Adafactor(net().parameters(), **arguments)
-
-
-def test_warm_up_cannot_be_counted_where_parameters_step_alone() -> None:
-    model = net()
-    optimizer = hf.Adafactor(model.parameters(), warmup_init=True)
-    with pytest.raises(ValueError, match="counts the calls of step"):
-        optimizer.step_param(next(model.parameters()))
 
 
 @pytest.mark.filterwarnings("ignore:the state dict has another `momentum_dtype`:RuntimeWarning")

@@ -109,23 +109,16 @@ def test_without_sinks_the_figures_go_to_lightnings_loggers(tmp_path: Path) -> N
         (hf.Adafactor, {"lr": "1e-3", "relative_step": "false", "scale_parameter": "false", "rounding": "stochastic"}),
     ],
 )
-@pytest.mark.parametrize("way", ["yaml", "words"])
 def test_lightning_cli_finds_the_class_by_its_path(
-    kind: type[Adafactor], words: dict[str, str], way: str, tmp_path: Path
+    kind: type[Adafactor], words: dict[str, str], tmp_path: Path
 ) -> None:
     cli = pytest.importorskip("lightning.pytorch.cli")
     pytest.importorskip("jsonargparse")
     path = f"{kind.__module__.removesuffix('.optimizer')}.Adafactor"
-    section = "".join(f"\n    {name}: {value}" for name, value in words.items())
-    text = "trainer:" + "".join(
-        f"\n  {name}: {str(value).lower()}" for name, value in {**QUIET, "max_epochs": 1}.items()
-    )
-    given = [f"--optimizer={path}", *(f"--optimizer.{name}={value}" for name, value in words.items())]
-    if way == "yaml":
-        text, given = f"{text}\noptimizer:\n  class_path: {path}\n  init_args:{section}", []
-    (tmp_path / "config.yaml").write_text(text)
+    settings = {f"trainer.{name}": str(value).lower() for name, value in {**QUIET, "max_epochs": 1}.items()}
+    settings |= {"optimizer": path, **{f"optimizer.{name}": value for name, value in words.items()}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["train.py", "fit", "--config", str(tmp_path / "config.yaml"), *given])
+        patch.setattr("sys.argv", ["train.py", "fit", *(f"--{name}={value}" for name, value in settings.items())])
         patch.delattr(Classifier, "configure_optimizers")
         run = cli.LightningCLI(Classifier, save_config_callback=None, seed_everything_default=0)
     optimizer: Any = run.trainer.optimizers[0]

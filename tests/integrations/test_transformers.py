@@ -60,8 +60,9 @@ def by_object(model: nn.Module) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("how", [lambda _: MADE, by_object], ids=["class", "object"])
+@pytest.mark.parametrize(
+    ("how", "dtype"), [(lambda _: MADE, torch.bfloat16), (by_object, torch.float32)], ids=["class", "object"]
+)
 def test_a_resumed_run_ends_on_the_same_bits(how: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     model = gpt2(0, dtype)
     whole = trainer(model, tmp_path / "whole", **how(model))
