@@ -83,8 +83,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Sets the number of torch's threads, and puts it back."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+def threads() -> Callable[[int], None]:
+    """Sets the number of torch's threads, for this test alone."""
+    return torch.set_num_threads

@@ -152,10 +152,10 @@ def relative_error(size: int, dtype: torch.dtype) -> float:
     return ROUNDINGS * float(torch.finfo(statistics_dtype(dtype)).eps) + SUMMED * size
 
 
-def allowed(expected: Outcome, dtype: torch.dtype, rounding: str = "nearest", tolerance: float | None = None) -> Array:
+def allowed(expected: Outcome, dtype: torch.dtype, rounding: str) -> Array:
     """How far from the exact X each entry may be: an error of the step relative to its length, and the storing of X."""
     wide = torch.finfo(statistics_dtype(dtype))
-    step = (relative_error(expected.x.size, dtype) if tolerance is None else tolerance) * expected.length
+    step = relative_error(expected.x.size, dtype) * expected.length
     # X·(1 − ρλ), then minus the change, each rounded to the statistics' precision; as much again for this model's own
     step += 4 * wide.eps * max(expected.scale, float(np.abs(expected.x).max(initial=0.0)))
     if rounding == "kahan" and dtype.itemsize < 4:  # X plus what is left over, itself a number of this dtype
@@ -164,12 +164,10 @@ def allowed(expected: Outcome, dtype: torch.dtype, rounding: str = "nearest", to
     return np.asarray(step + units * torch.finfo(dtype).eps * (np.abs(expected.x) + step) + _smallest(dtype))
 
 
-def state_problem(
-    expected: Outcome, state: Mapping[str, Tensor], dtype: torch.dtype, tolerance: float | None = None
-) -> str:
+def state_problem(expected: Outcome, state: Mapping[str, Tensor], dtype: torch.dtype) -> str:
     """What is wrong in a state; nothing if it is right."""
     wide = statistics_dtype(dtype)
-    relative = relative_error(expected.x.size, dtype) if tolerance is None else tolerance
+    relative = relative_error(expected.x.size, dtype)
     held = values(state)
     for key, should in expected.state.items():
         if key == "compensation":

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from tests.exact import assert_same
-from tests.foreign.database import DEPARTURES, SUBJECTS, Subject, departure, linear, train
+from tests.foreign.database import DEPARTURES, SUBJECTS, Subject, linear, train
 
 
 def primed(subject: Subject, steps: int = 3) -> tuple[Tensor, Tensor, Optimizer]:
@@ -24,7 +24,7 @@ def primed(subject: Subject, steps: int = 3) -> tuple[Tensor, Tensor, Optimizer]
 
 def saved_by(subject: Subject, optimizer: Optimizer) -> Any:
     """Its state dict, which only ours may load elsewhere as it is while the optimizer goes on."""
-    own = subject.ours and bool(departure("loaded state in memory of its own"))
+    own = subject.departs("loaded state in memory of its own")
     return optimizer.state_dict() if own else copy.deepcopy(optimizer.state_dict())
 
 
@@ -65,7 +65,7 @@ def test_state_can_be_loaded_for_parameters_of_another_dtype(subject: Subject, d
     train(other, *second)
     assert all(bool(p.isfinite().all()) for p in second)
     kept = {v.dtype for state in other.state.values() for key, v in state.items() if v is not None and key != "step"}
-    if subject.ours and departure("state in the parameter's dtype"):
+    if subject.departs("state in the parameter's dtype"):
         assert kept == {torch.float64 if dtype == torch.float64 else torch.float32}
     elif subject.kind is not torch.optim.Adafactor:  # which computes its own in float32, and so departs as we do
         assert kept <= {dtype}
@@ -118,7 +118,7 @@ def test_a_state_dict_of_other_groups_or_another_optimizer_is_refused(subject: S
         optimizer.load_state_dict(subject.make([{"params": [p]} for p in linear()]).state_dict())
     with pytest.raises(ValueError, match="doesn't match the size"):
         optimizer.load_state_dict(subject.make([linear()[0]]).state_dict())
-    if subject.ours and departure("state dict of another optimizer"):
+    if subject.departs("state dict of another optimizer"):
         other = torch.optim.Adam([weight, bias])
         train(other, weight, bias)
         before = copy.deepcopy(optimizer.state_dict())

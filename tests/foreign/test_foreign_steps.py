@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tests.foreign.database import SUBJECTS, Subject, departure, linear, loss_of, torch_database, train
+from tests.foreign.database import SUBJECTS, Subject, linear, loss_of, train
 
 
 @SUBJECTS
@@ -89,28 +89,3 @@ def test_keywords_for_the_implementation_do_not_change_the_step(subject: Subject
     train(subject.make([weight, bias], **{keyword: True}), weight, bias, 3)
     train(subject.make([other, other_bias]), other, other_bias, 3)
     torch.testing.assert_close(weight, other)
-
-
-@pytest.mark.parametrize(
-    "case",
-    torch_database.get_error_inputs_for_all_optims("cpu", torch.float32),
-    ids=lambda c: c.optimizer_error_input.desc,
-)
-@SUBJECTS
-def test_what_torch_refuses_is_refused(subject: Subject, case: Any) -> None:
-    """With torch's own cases, error types and messages."""
-    given, message = case.optimizer_error_input, case.error_regex
-    if subject.ours and given.desc == "Tensor lr must be 1-element":
-        assert departure(given.desc)
-        message = "^lr=tensor"
-    params = given.params if given.params is not None else list(linear())
-    if subject.ours and given.desc == "a param group cannot have duplicate parameters":
-        assert departure("a param group cannot have duplicate parameters")
-        with pytest.warns(UserWarning, match="duplicate"), pytest.raises(ValueError, match="a parameter twice"):
-            subject.make(params, **given.kwargs)
-    elif issubclass(case.error_type, Warning):
-        with pytest.warns(case.error_type, match=message):
-            subject.make(params, **given.kwargs)
-    else:
-        with pytest.raises((case.error_type, TypeError) if message == "^lr=tensor" else case.error_type, match=message):
-            subject.make(params, **given.kwargs)
