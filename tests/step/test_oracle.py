@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from adafactor import Adafactor, schedules
-from tests import inside, oracle
+from tests import oracle
 from tests.compare import SHAPES, TOLERANCE, error, gradients, start, trained
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -25,16 +25,6 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype
 @pytest.mark.parametrize("row", oracle.TABLE_2.values(), ids=oracle.TABLE_2)
 def test_every_row_of_table_2_equals_the_oracle(row: oracle.Row, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert error(row, shape, dtype, steps=50) < TOLERANCE[dtype]
-
-
-@DTYPES
-@pytest.mark.parametrize("shape", [(37, 5), (3, 50), (101,)], ids=str)
-@pytest.mark.parametrize("row", ["B", "D", "E", "O", "P"])
-def test_cut_into_many_chunks_the_rows_still_equal_the_oracle(
-    row: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inside.cut_into_chunks(monkeypatch, 24)
-    assert error(oracle.TABLE_2[row], shape, dtype, steps=50) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("row", oracle.TABLE_2.values(), ids=oracle.TABLE_2)
