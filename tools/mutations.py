@@ -55,7 +55,7 @@ BACKENDS = {
     "cpu": Backend(
         (
             (*PROPERTIES, "-k", "cpu"),
-            ("tests/kernels", "tests/step", "tests/attack", "-k", "cpu", "-m", "not slow"),
+            ("tests/distributed", "tests/kernels", "tests/step", "tests/attack", "-k", "cpu", "-m", "not slow"),
         ),
         build=(
             *("g++", "-std=c++17", "-O1", "-fopenmp-simd", "-fno-exceptions", "-fPIC", "-shared"),
