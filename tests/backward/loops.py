@@ -107,6 +107,11 @@ class Run:
         if self.inside:
             self.attached(**keywords)
 
+    def detach(self) -> None:
+        """Undo it."""
+        if self.inside:
+            self.handle.remove()
+
     def end_step(self) -> None:
         """What follows the last backward of a step."""
         self.optimizer.step()

@@ -100,23 +100,6 @@ def test_a_detached_model_is_an_ordinary_one_again() -> None:
     assert_same(copy_of(inside.model), copy_of(ordinary.model))
 
 
-def test_detached_in_mid_step_it_has_stepped_once() -> None:
-    inside = Run().attached()
-    loss_of(inside.model, 0).backward()
-    inside.handle.remove()
-    inside.optimizer.step()
-    inside.assert_equal(Run().train(range(1)))
-
-
-def test_detached_among_micro_batches_the_gradients_stay() -> None:
-    inside = Run().attached(accumulate=2)
-    (loss_of(inside.model, 0) / 2).backward()
-    inside.handle.remove()
-    (loss_of(inside.model, 1) / 2).backward()
-    inside.optimizer.step()
-    inside.assert_equal(Run().train(range(1), batches=2))
-
-
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
 )

@@ -87,7 +87,7 @@ def freezing_and_unfreezing(run: Run) -> None:
     if run.inside:
         loss_of(run.model, 0).backward()
         assert run.model.embedding.weight.grad is None, "since its first step it is freed as all others"
-        run.handle.remove()
+        run.detach()
     else:
         run.train(range(1))
 
@@ -101,6 +101,20 @@ def a_group_that_is_added_later(run: Run) -> None:
     run.optimizer.add_param_group({"params": [("gain", run.model.gain)], "lr": 0.1})
     run.train(range(2, 5))
     assert run.steps_of("gain") == [3]
+
+
+def detaching_in_mid_step_and_beginning_again(run: Run) -> None:
+    run.attach()
+    loss_of(run.model, 0).backward()
+    run.detach()
+    run.end_step()
+    run.attach(accumulate=2)
+    loss_of(run.model, 1).backward()
+    run.detach()  # the gradients stay
+    loss_of(run.model, 2).backward()
+    run.end_step()
+    run.attach()
+    run.train(range(3, 5))
 
 
 def converting_the_model(run: Run) -> None:
@@ -170,6 +184,7 @@ SCENARIOS: list[Callable[[Run], None]] = [
     two_losses_of_one_graph,
     freezing_and_unfreezing,
     a_group_that_is_added_later,
+    detaching_in_mid_step_and_beginning_again,
     converting_the_model,
     schedulers,
     a_closure,

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
 from adafactor import Adafactor, step_in_backward
@@ -197,10 +198,12 @@ def test_after_a_failure_half_way_another_batch_is_no_second_gradient() -> None:
     on_ranks(2, check)
 
 
-def test_the_norm_of_sharded_gradients_is_that_of_the_whole() -> None:
+@pytest.mark.parametrize(("size", "mesh"), [(2, line), (4, square)], ids=["2", "2 × 2"])
+def test_the_norm_of_sharded_gradients_is_that_of_the_whole(size: int, mesh: Callable[[], DeviceMesh]) -> None:
+    """Copies count once."""
+
     def check() -> None:
-        model = fsdp(line())(made(Deep))
-        ordinary = fsdp(line())(made(Deep))
+        model, ordinary = (fsdp(mesh())(made(Deep)) for _ in range(2))
         optimizer = Adafactor(model.named_parameters())
         handle = step_in_backward(model, optimizer, max_norm=float("inf"))
         for m in (model, ordinary):
@@ -210,4 +213,4 @@ def test_the_norm_of_sharded_gradients_is_that_of_the_whole() -> None:
         expected = float(whole(nn.utils.get_total_norm(grads)))
         assert handle.norm is not None and handle.norm.item() == pytest.approx(expected, rel=1e-6)
 
-    on_ranks(2, check)
+    on_ranks(size, check)
