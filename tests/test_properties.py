@@ -148,7 +148,7 @@ def test_on_nonfinite_raise_changes_nothing(case: Case, backend: str) -> None:
     run.check()
 
 
-@crossed(backends=inside.HERE)
+@crossed()
 def test_on_nonfinite_ignore_lets_it_through(case: Case, backend: str) -> None:
     run = Run(case, backend, on_nonfinite="ignore")
     run.check()
