@@ -104,9 +104,9 @@ def loaded(model: nn.Module, optimizer: Adafactor) -> None:
 
 
 def inside_backward(model: nn.Module, optimizer: Adafactor) -> None:
-    with step_in_backward(model, optimizer):
-        backward(model)
-        optimizer.step()
+    step_in_backward(model, optimizer)
+    backward(model)
+    optimizer.step()
 
 
 def failed(model: nn.Module, optimizer: Adafactor) -> None:

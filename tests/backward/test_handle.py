@@ -1,4 +1,4 @@
-"""The limit of the norm, the way back to ordinary steps, and copies."""
+"""The limit of the norm, and copies."""
 
 from __future__ import annotations
 
@@ -78,26 +78,6 @@ def test_the_norm_of_bfloat16_gradients_is_exact_enough(shape: tuple[int, ...]) 
     g = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     assert handle._norm(g).dtype == torch.float32
     assert handle._norm(g).item() == pytest.approx(g.double().norm().item(), rel=1e-4)
-
-
-def test_a_detached_model_is_an_ordinary_one_again() -> None:
-    inside = Run().attached(max_norm=1.0).train(range(2))
-    inside.handle.remove()
-    inside.handle.remove()
-    ordinary = Run()
-    ordinary.model.load_state_dict(inside.model.state_dict())
-    ordinary.optimizer.load_state_dict(inside.optimizer.state_dict())
-    before = copy_of(inside.model)
-    loss_of(inside.model, 2).backward()
-    assert_same(copy_of(inside.model), before)
-    assert clip_grad_norm_(inside.model.parameters(), 1.0) > 0
-    loss_of(ordinary.model, 2).backward()
-    clip_grad_norm_(ordinary.model.parameters(), 1.0)
-    for run in (inside, ordinary):
-        run.optimizer.step()
-        assert run.model.gain.grad is not None
-    assert_same(inside.optimizer.state_dict(), ordinary.optimizer.state_dict())
-    assert_same(copy_of(inside.model), copy_of(ordinary.model))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tensors whose memory does not hold their values as they are: the right step, or a clear refusal."""
+"""Subclasses of Tensor: the right step, or a clear refusal."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 from adafactor import Adafactor
 from tests import inside
 from tests.cases import normal
-
-
-def test_a_gradient_may_become_lazily_negated_in_mid_run(any_backend: str) -> None:
-    """As those that come out of complex numbers: nothing but a bit says that the values have the other sign."""
-    p, q = (nn.Parameter(normal((64, 48), 0)) for _ in range(2))
-    lazy, plain = (Adafactor([x], backend=any_backend) for x in (p, q))
-    for i in range(6):
-        g = normal((64, 48), i)
-        p.grad, q.grad = torch._neg_view(-g) if i in (3, 4) else g, g.clone()
-        assert p.grad.is_neg() == (i in (3, 4))
-        lazy.step()
-        plain.step()
-        assert torch.equal(p, q)
 
 
 class Plain(Tensor):
