@@ -51,10 +51,12 @@ SHARDINGS: dict[str, Any] = {
 }
 
 
-def start(how: str, momentum: str = "float32", dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Adafactor]:
+def start(
+    how: str, momentum: str = "float32", dtype: torch.dtype = torch.float64, **keywords: Any
+) -> tuple[nn.Module, Adafactor]:
     """A model under some sharding, large enough for int8 where that is asked for, and its optimizer."""
     model = SHARDINGS[how]()(made(even if momentum == "float32" else wide, dtype))
-    return model, Adafactor(model.named_parameters(), beta1=0.9, lr=0.05, momentum_dtype=momentum)
+    return model, Adafactor(model.named_parameters(), beta1=0.9, lr=0.05, momentum_dtype=momentum, **keywords)
 
 
 def save(model: nn.Module, optimizer: Adafactor, folder: Path) -> None:
@@ -126,19 +128,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"full_state_dict": True},
     "flattened": {"flatten_optimizer_state_dict": True},
     "without frozen ones": {"ignore_frozen_params": True},
+    "of slices": {"per_slice": True},
 }
 
 
-def assert_restored(momentum: str, broadcast: bool = False, **options: Any) -> None:
+def assert_restored(momentum: str, broadcast: bool = False, per_slice: bool = False, **options: Any) -> None:
     """A state that went through torch's functions with these options continues on the same bits."""
-    model, optimizer = start("FSDP2", momentum, torch.float32)
+    model, optimizer = start("FSDP2", momentum, torch.float32, per_slice=per_slice)
     train(model, optimizer, range(2))
     into = StateDictOptions(**options)
     weights = copy.deepcopy(get_model_state_dict(model, options=into))
     state = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=into))
     if broadcast and dist.get_rank() > 0:
         weights, state = {}, {}
-    other, resumed = start("FSDP2", momentum, torch.float32)
+    other, resumed = start("FSDP2", momentum, torch.float32, per_slice=per_slice)
     spoil(other)
     out = StateDictOptions(**options, broadcast_from_rank0=broadcast)
     set_model_state_dict(other, weights, options=out)
@@ -155,11 +158,12 @@ def test_a_state_continues_on_the_same_bits_through_every_option_of_torch(option
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_checkpoint_of_one_device_continues_sharded_and_comes_back(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("per_slice", [False, True])
+def test_a_checkpoint_of_one_device_continues_sharded_and_comes_back(per_slice: bool, dtype: torch.dtype) -> None:
     def check() -> None:
-        model, optimizer = start("plain", dtype=dtype)
+        model, optimizer = start("plain", dtype=dtype, per_slice=per_slice)
         train(model, optimizer, range(2))
-        sharded, resumed = start("FSDP2", dtype=dtype)
+        sharded, resumed = start("FSDP2", dtype=dtype, per_slice=per_slice)
         spoil(sharded)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
         set_model_state_dict(sharded, model.state_dict(), options=options)
@@ -169,7 +173,7 @@ def test_a_checkpoint_of_one_device_continues_sharded_and_comes_back(dtype: torc
         for values in resumed.state.values():
             assert all(dtensor.is_sharded(value) for key, value in values.items() if key != "step")
             assert all(value.dtype == torch.float32 for key, value in values.items() if key in ("row", "col", "full"))
-        back, again = start("plain", dtype=dtype)
+        back, again = start("plain", dtype=dtype, per_slice=per_slice)
         again.load_state_dict(resumed.state_dict())
         for p, q in zip(sharded.parameters(), back.parameters(), strict=True):
             for key, value in resumed.state[p].items():

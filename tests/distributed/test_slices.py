@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from adafactor import Adafactor, step_in_backward
+from adafactor import Adafactor
 from tests.cases import normal
 from tests.distributed.rig import Collectives, assert_same_everywhere, everywhere, line, split, whole
 from tests.ranks import on_ranks
@@ -94,50 +92,5 @@ def test_slices_that_are_cut_are_refused_by_name() -> None:
         p = split(torch.ones(4, 6, 8), line(), [Shard(1)]).requires_grad_()
         with pytest.raises(ValueError, match=r"axis 1 of experts \(shape \(4, 6, 8\)\) is cut"):
             Adafactor([("experts", p)], per_slice=True)
-
-    on_ranks(2, check)
-
-
-class Experts(nn.Module):
-    """Two layers of experts in one tensor each, as many as divide unevenly."""
-
-    def __init__(self) -> None:
-        """The same at any time."""
-        super().__init__()
-        self.first = nn.Parameter(0.3 * normal((5, 4, 6), seed=1))
-        self.second = nn.Parameter(0.3 * normal((5, 6, 3), seed=2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Every expert sees its own part of the batch."""
-        return torch.bmm(torch.bmm(x, self.first).sin(), self.second)
-
-
-def trained(model: nn.Module, optimizer: Adafactor, steps: range) -> list[Tensor]:
-    """The weights after some steps."""
-    for t in steps:
-        model(normal((5, 2, 4), seed=t)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [whole(p) for p in model.parameters()]
-
-
-def test_a_state_of_slices_goes_on_to_the_same_bits_whole_or_sharded_and_inside_backward() -> None:
-    keywords: dict[str, Any] = {"per_slice": True, "beta1": 0.9}
-
-    def check() -> None:
-        model, plain = Experts(), Experts()
-        fully_shard(model)
-        optimizer, alone, resumed = (Adafactor(m.named_parameters(), **keywords) for m in (model, plain, model))
-        trained(model, optimizer, range(2))
-        sharded = get_optimizer_state_dict(model, optimizer)
-        alone.load_state_dict(optimizer.state_dict())
-        assert alone.state[plain.first]["row"].shape == (5, 4, 1)
-        with torch.no_grad():
-            for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-                q.copy_(whole(p))
-        set_optimizer_state_dict(model, resumed, sharded)
-        with step_in_backward(model, resumed):
-            ours = trained(model, resumed, range(2, 4))
-        assert all(map(torch.equal, ours, trained(plain, alone, range(2, 4))))
 
     on_ranks(2, check)

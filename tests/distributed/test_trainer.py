@@ -52,11 +52,6 @@ def test_steps_inside_backward_are_refused_under_ddp_with_the_ways_that_work(way
         launched("trainer_run", 2, "DDP", way, tmp_path, "-")
 
 
-def test_accelerate_trains_with_ddp_on_cpus_whatever_is_asked_for(tmp_path: Path) -> None:
-    """As the docs say. When this fails, Accelerate has FSDP2 on CPUs, and `open_gate` is no longer needed."""
-    assert launched("trainer_run", 2, SHARDED, "closed", tmp_path, "-")["kind"] == "DistributedDataParallel"
-
-
 def test_lightning_resumes_with_fsdp_on_another_number_of_ranks_and_steps_inside_backward(tmp_path: Path) -> None:
     folder = tmp_path / "saved.ckpt"
     whole = launched("lightning_run", 2, 4, "-", "-", "after")

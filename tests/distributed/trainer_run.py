@@ -4,8 +4,7 @@ SHARDING is DDP or what FSDP2's checkpoint is to be (SHARDED_STATE_DICT, FULL_ST
 backward, "inside" it, or inside it by "run": `adafactor run --step-in-backward` with transformers' own Adafactor.
 
 Accelerate 1.15 has FSDP2 on no CPU: `AcceleratorState.__init__` goes into it for kinds of GPUs that it lists, and goes
-on with DDP, without a word, for all else. What it does once it is in there works on CPUs too, so this opens that gate;
-with WAY "closed" it stays as it is.
+on with DDP, without a word, for all else. What it does once it is in there works on CPUs too, so this opens that gate.
 """
 
 from __future__ import annotations
@@ -91,8 +90,7 @@ def main() -> None:
     """Train, from a checkpoint if one is given."""
     sharding, way, folder, load = sys.argv[1:]
     dist.init_process_group("gloo")
-    if way != "closed":
-        open_gate()
+    open_gate()
     made = trainer(sharding, way, folder)
     made.train(resume_from_checkpoint=None if load == "-" else load)
     weights = [p.detach() for p in made.model.parameters()]

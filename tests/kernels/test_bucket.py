@@ -50,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "clip": 0.1,
     "relative": False,
     "maximize": True,
+    "beta1": 0.9,
 }
 SETTINGS |= {"eps": (1e-30, 0.5), "on_nonfinite": "raise"}
 STAYS = {"nothing", "lr", "weight_decay", "beta2", "no gradient"}

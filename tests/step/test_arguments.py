@@ -132,16 +132,6 @@ def test_numbers_of_other_kinds_are_numbers() -> None:
     assert torch.equal(*ends) and bool((ends[0] < 1.5).all())
 
 
-def test_groups_may_hold_what_torchs_optimizers_take() -> None:
-    """As torchtitan makes them, with names beside the parameters."""
-    p = nn.Parameter(torch.ones(2, 3))
-    p.grad = torch.ones(2, 3)
-    group = {"params": [p], "param_names": ["weight"], "fused": True, "foreach": False, "lr": 0.5}
-    optimizer = Adafactor([group])
-    optimizer.step()
-    assert optimizer.report()[0].name == "weight" and bool((p < 1).all())
-
-
 def test_sparse_gradients_are_refused_before_anything_changes() -> None:
     dense, table = nn.Linear(4, 4), nn.Embedding(5, 4, sparse=True)
     optimizer = Adafactor([*dense.parameters(), *table.parameters()])

@@ -85,24 +85,6 @@ def test_the_warm_up_is_the_papers_and_can_be_saved() -> None:
         schedules.warmup(optimizer, slope=-1)
 
 
-def test_momentum_switched_on_in_mid_run() -> None:
-    """It starts at zero: the first step with it is a tenth of the one without, and so is what is kept."""
-    net, plain = model().double(), model().double()
-    optimizers = Adafactor(net.parameters()), Adafactor(plain.parameters())
-    runs = [lambda x: net(x.double()), lambda x: plain(x.double())]
-    for optimizer, run in zip(optimizers, runs, strict=True):
-        train(run, optimizer, 2)
-    before = weights(net)
-    optimizers[0].param_groups[0]["beta1"] = 0.9
-    for optimizer, run in zip(optimizers, runs, strict=True):
-        train(run, optimizer, range(2, 3))
-    first = weights(net) - before
-    torch.testing.assert_close(first, 0.1 * (weights(plain) - before), rtol=1e-9, atol=1e-14)
-    kept = torch.cat([optimizers[0].state[p]["momentum_of_update"].flatten() for p in net.parameters()])
-    torch.testing.assert_close(kept, -first, rtol=1e-9, atol=1e-14)
-    assert bool((first != 0).any())
-
-
 def test_a_model_moved_after_the_optimizer_was_made_takes_its_state_along() -> None:
     net = model().to("meta")
     optimizer = Adafactor(net.parameters(), beta1=0.9)
