@@ -113,6 +113,16 @@ def test_a_step_that_moves_nothing_proves_nothing_and_is_not_tried_for_ever(
     optimizer.step()
 
 
+@pytest.mark.parametrize("entry", ["a note", torch.tensor([torch.inf]), torch.empty(0)], ids=repr)
+def test_what_a_user_puts_into_a_state_is_not_compared(entry: object) -> None:
+    p = starts([(24, 16)])[0].requires_grad_()
+    optimizer = Adafactor([p], backend="triton")
+    optimizer.state[p]["mine"] = entry
+    p.grad = torch.ones_like(p)
+    optimizer.step()  # and no warning
+    assert sum(proof.known().right.values()) == 1
+
+
 def test_a_large_parameter_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "LARGEST", 100)
     spoil(last_columns, monkeypatch)

@@ -32,7 +32,7 @@ MUTATIONS = [
     (
         "torch is not told that X was written",
         EXECUTOR,
-        "torch.autograd.graph.increment_version([p.x for p in self.parameters])",
+        "torch.autograd.graph.increment_version([plan.x for plan, _ in self._present()])",
         "pass",
     ),
     (

@@ -101,7 +101,7 @@ class Executor:
         """Let go of the gradients; tell autograd what was written behind its back."""
         if self._has_stepped:
             self._must_measure = [a and g is None for a, g in zip(self._must_measure, self._grads, strict=True)]
-            torch.autograd.graph.increment_version([p.x for p in self.parameters])
+            torch.autograd.graph.increment_version([plan.x for plan, _ in self._present()])
         self._grads, self.sums = [], []
         return []
 

@@ -127,7 +127,8 @@ class Plan:
             "whole_n": self.parameter.shape[self.layout.axes[0]], "unit": t.unit, "units": t.units,
         }  # fmt: skip
         held = {"ROWS": t.rows, "CHUNK": t.chunk, "CHUNKS": t.chunks, "STAGES": 3 if ahead < SHARED_MEMORY else 2}
-        held, warps = (held, t.warps) if is_even else (held | {"STAGES": 1}, 2 * t.warps)
+        # else a thread has half as many, but never so many threads that there are not 128 registers for each
+        held, warps = (held, t.warps) if is_even else (held | {"STAGES": 1}, min(16, 2 * t.warps))
         self._first = Launch(first_pass, (b, t.units), 2, self._values | held, num_warps=warps, **AT_MOST)
         self._fold = Launch(columns, (blocks,), 1, self._values | {"FOLDS": True, "AVERAGES": is_whole})
         self._average = Launch(columns, (blocks,), 1, self._values | {"FOLDS": False, "AVERAGES": True})

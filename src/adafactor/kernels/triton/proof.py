@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from adafactor.core import momentum
 from adafactor.core.contract import Executor, Parameter
 from adafactor.core.report import StepMetrics
 from adafactor.core.settings import Settings
@@ -23,6 +24,7 @@ from adafactor.kernels.triton.plan import Plan
 STEPS = 2  # of each kind: the first of a training has no R and no momentum to average with
 TRIES = 20  # steps of an optimizer until it gives up to prove those whose gradients are zero or not finite
 LARGEST = 2**24  # elements of a parameter that is copied
+STATE = ("step", "row", "col", "full", *momentum.BUFFERS, "momentum_scale", "compensation")  # users may put more there
 TOLERANCE = 1e-4  # what rounding leaves is far below, and any mistake above
 
 
@@ -48,7 +50,7 @@ def kind_of(p: Parameter) -> object:
 def prove(plan: Plan, g: Tensor, settings: Sequence[Settings]) -> str | None:
     """Step a parameter, and a copy of it in eager PyTorch; say what differs, and then take over the copy's step."""
     ours = plan.parameter
-    state = {key: value.clone() for key, value in ours.state.items()}
+    state = {key: ours.state[key].clone() for key in STATE if key in ours.state}
     copy = replace(ours, x=ours.x.clone(), state=state, metrics=StepMetrics())
     step_in_eager(eager.prepare([copy]), {copy: g}, settings)
     before = ours.x.clone()
@@ -65,8 +67,8 @@ def prove(plan: Plan, g: Tensor, settings: Sequence[Settings]) -> str | None:
         return None
     known().is_wrong = True
     ours.x.copy_(copy.x)
-    for key, value in ours.state.items():
-        value.copy_(state[key])
+    for key, value in state.items():
+        ours.state[key].copy_(value)
     return f"{ours.name} ({tuple(ours.x.shape)}, {ours.x.dtype}, {ours.settings}): {'; '.join(problems)}"
 
 
@@ -82,11 +84,11 @@ def step_in_eager(
 
 def _numbers(p: Parameter) -> Iterator[tuple[str, Tensor, float]]:
     """The name of X and of each tensor of the state, its numbers, and the unit that rounding them may cost."""
-    rest = p.state.get("compensation")  # what rounding has taken away from X is there
-    for key, t in {"X": p.x, **p.state}.items():
-        if key == "X" and rest is not None:
-            yield key, t.float() + rest.float(), torch.finfo(t.dtype).eps ** 2
-        elif key != "compensation":
+    parts = {"X": p.x} | {key: p.state[key] for key in STATE[:-1] if key in p.state}
+    for key, t in parts.items():
+        if key == "X" and p.rounding == "kahan":  # what rounding has taken away is in the compensation
+            yield key, t.float() + p.state["compensation"].float(), torch.finfo(t.dtype).eps ** 2
+        else:
             yield key, t.float(), torch.finfo(t.dtype).eps if t.is_floating_point() else 0.0
 
 
