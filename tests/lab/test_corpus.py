@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab import corpus, files, generated, wmt
-from lab.clean import Pair, clean, key, normalise, pairs_of, refusal
-from lab.sources import Aligned, package_family, read_descriptions, read_dictionary, read_help
+from lab.clean import Pair, clean, key, refusal
+from lab.sources import Aligned, read_descriptions
 from lab.split import leaks, split
 
 GOOD = ("Select the cells that you want to print.", "Wählen Sie die Zellen aus, die Sie drucken möchten.")
@@ -34,53 +34,12 @@ def test_each_rule_refuses_what_it_is_for(english: str, german: str, reason: str
     assert refusal(Pair("lo", "page", english, german)) == reason
 
 
-@pytest.mark.parametrize(
-    ("english", "german", "kept"),
-    [
-        ("He came home late.", "Er kam spät nach Hause.", True),
-        ("to come home late", "spät nach Hause kommen", False),
-        ("He gave sth. to his friend.", "Er gab seinem Freund etw. davon.", False),
-        ("He came/went home late.", "Er kam spät nach Hause.", False),
-    ],
-)
-def test_the_dictionary_gives_full_sentences_only(english: str, german: str, kept: bool) -> None:
-    assert (refusal(Pair("ding", "entry", english, german)) is None) == kept
-
-
-def test_quotes_dashes_and_spaces_have_one_form() -> None:
-    assert normalise("„Ja“ – sagte\u00a0er,  ‚nein‘") == "\"Ja\" - sagte er, 'nein'"
-
-
-def test_sentences_are_paired_only_when_both_sides_have_as_many() -> None:
-    same = list(pairs_of(Aligned("lo", "page", "One here. Two there.", "Eins hier. Zwei dort.")))
-    other = list(pairs_of(Aligned("lo", "page", "One here. Two there.", "Eins hier, zwei dort.")))
-    assert [(p.english, p.german) for p in same] == [("One here.", "Eins hier."), ("Two there.", "Zwei dort.")]
-    assert [p.english for p in other] == ["One here. Two there."]
-
-
 def test_duplicates_on_either_side_are_dropped() -> None:
     again = ("Select the CELLS that you want to print!", "Ein ganz anderer Satz steht hier auf Deutsch!")
     kept, refused = clean([Aligned("lo", "a", *GOOD), Aligned("lo", "b", *again)])
     assert len(kept) == 1
     assert refused["duplicate"] == 1
     assert key("Page 12, now!") == key("page 7 now")
-
-
-def test_the_three_sources_are_aligned(tmp_path: Path) -> None:
-    for language, text in (("en", "Press <span class='x'>Ctrl</span> now."), ("de", "Jetzt drücken.")):
-        (tmp_path / language).mkdir()
-        mac = '<span hidden="true" class="MAC"><span class="emph">Command</span></span>'
-        (tmp_path / language / "page.html").write_text(f'<p id="par_1" dir="auto">{mac}{text}</p>')
-        (tmp_path / f"{language}.txt").write_text(
-            f"Package: libfoo2-dev\nDescription-md5: 00\nDescription-{language}: headline\n"
-            f" {text[:5]}\n end.\n .\n more\n"
-        )
-    (tmp_path / "ding").write_text("Haus {n} | Er geht nach Hause. :: house | He goes home.\n")
-    assert [p.english for p in read_help(tmp_path / "en", tmp_path / "de")] == ["Press Ctrl now."]
-    found = list(read_descriptions(tmp_path / "en.txt", tmp_path / "de.txt"))
-    assert [(p.document, p.english.strip()) for p in found] == [("foo", "Press end."), ("foo", "more")]
-    assert [p.german for p in read_dictionary(tmp_path / "ding")] == ["Er geht nach Hause."]
-    assert package_family("foo-doc") == package_family("libfoo1") == "foo"
 
 
 def test_pairs_do_not_depend_on_which_archive_lists_a_package_first(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The paper's own setting, as it goes on real hardware: shrunk, on a CPU, with files made for it."""
 
-import argparse
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from lab import vocabulary
-from lab.__main__ import _devices, main
+from lab.__main__ import main
 from lab.batches import Batches
 from lab.corpus import Corpus
 from lab.presets import SCALES
@@ -36,13 +35,6 @@ def test_base_does_not_start_on_another_text_or_on_a_cpu_that_nobody_named(
         monkeypatch.setattr(sys, "argv", ["lab", *words, "--scale", "base", "--cache", str(tmp_path)])
         assert main() == 2
         assert reason in capsys.readouterr().out
-
-
-def test_devices_are_numbers_ranges_or_the_cpu() -> None:
-    assert _devices("0-2,5,cpu") == ["cuda:0", "cuda:1", "cuda:2", "cuda:5", "cpu"]
-    for wrong in ("", "2-0"):
-        with pytest.raises(argparse.ArgumentTypeError, match="must be numbers of GPUs"):
-            _devices(wrong)
 
 
 def test_a_table_of_own_files_runs_on_each_device_and_is_reported_beside_the_paper(

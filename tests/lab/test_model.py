@@ -96,14 +96,6 @@ def test_a_wide_beam_is_exhaustive_search(seed: int, norm: str) -> None:
         assert tuple(found[row]) == max(scores, key=lambda ids: scores[ids])
 
 
-def test_beam_search_of_a_batch_is_that_of_each_sentence() -> None:
-    model = _model(size=20, seed=3)
-    rows = [[4, 5, 6, END], [9, 8, 7, 6, 5, END], [11, END]]
-    batch = torch.tensor([row + [PAD] * (6 - len(row)) for row in rows])
-    alone = [beam_search(model, torch.tensor([row]))[0] for row in rows]
-    assert beam_search(model, batch) == alone
-
-
 def test_the_length_penalty_is_the_papers() -> None:
     assert penalty(1, 0.6) == 1.0
     assert penalty(7, 0.6) == pytest.approx(2**0.6)

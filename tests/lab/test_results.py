@@ -3,12 +3,10 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lab import answer, claims, experiments, pictures, rules, tables, updates
+from lab import answer, claims, experiments, rules, tables, updates
 from lab.evaluate import pack_figures, unpack_figures
 from lab.presets import SCALES, Job
 from lab.records import RECORDS, read
@@ -266,23 +264,6 @@ def test_the_answer_counts_new_and_known_runs_apart_and_names_what_fails() -> No
     assert "Of 1 claim of the paper that is judged by runs newer than the rule (2026-11-18) 1 holds, 0 do not" in text
     failing = [line for line in text.splitlines() if line.startswith("- ")]
     assert len(failing) == 1 and "1,000 steps" in failing[0]
-
-
-def test_the_pictures_are_drawn_from_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PATTERN", "UPDATES"):
-        monkeypatch.setattr(pictures, name, tmp_path / f"{name}.png")
-    shown = [_updates(f"{row}-", 3, 4, 6.0) for row in "AH"]
-    assert len(pictures.draw([*_pattern(), *shown])) == 2
-
-
-def test_a_table_has_a_cell_for_every_head_and_the_best_step_size_in_bold() -> None:
-    records = [_record(experiments.job(name, "quarter", seed, m), 4.0 + m, decayed=4.0 - m)
-               for name in ("B", "O-") for m in (1.0, 2.0) for seed in range(2)]  # fmt: skip
-    found: list[Any] = [tables.comparison(records, "quarter"), tables.of_claims(_long(0.0)), tables.of_rules()]
-    for table in found:
-        assert {len(row) for row in table.rows} == {len(table.heads)}
-    assert found[0].rows[1][:4] == ["B, warm-up", "**×2**", "2", "6.00 (6.00 to 6.00)"], "by the decayed weights"
-    assert "| ---" in found[0].markdown()
 
 
 def test_claims_at_the_best_step_size_have_the_best_of_the_records() -> None:

@@ -4,23 +4,18 @@ import json
 import math
 import os
 import re
-import signal
-import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from lab import experiments, records
 from lab.corpus import DEBIAN_12, Corpus
 from lab.evaluate import unpack_figures
 from lab.files import LockedError, locked
 from lab.model import Transformer
-from lab.pool import command, run_missing
+from lab.pool import run_missing
 from lab.presets import SCALES, Job
 from lab.rows import ROWS, TABLE_2, make_optimizer, schedule, state_bytes
 from lab.train import WATCHED, Options, Progress, Trainer, run, run_folder
@@ -75,31 +70,6 @@ def test_a_run_learns_is_recorded_and_is_not_repeated(corpus: Corpus, tmp_path: 
     steps: list[Progress] = []
     assert run(job, corpus, Options(tmp_path, on_progress=steps.append)) == record
     assert not steps
-
-
-def _same_weights(one: Path, other: Path) -> None:
-    first, second = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_a_killed_process_continues_to_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
-    job = Job("B", TINY, warmup=True, corpus="generated")
-    run(job, corpus, Options(tmp_path / "whole"))
-    cache = tmp_path / "killed"
-    words = [*command(job, tmp_path, cache), "--checkpoint-seconds", "0"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    checkpoint = run_folder(job, cache) / "checkpoint.pt"
-    with subprocess.Popen(words, cwd=ROOT, env=environment) as process:
-        end = time.monotonic() + 60
-        while not checkpoint.exists() and time.monotonic() < end:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert checkpoint.exists()
-    assert not (run_folder(job, cache) / "record.json").exists()
-    run(job, corpus, Options(cache))
-    _same_weights(run_folder(job, tmp_path / "whole"), run_folder(job, cache))
 
 
 def test_two_runs_at_once_do_not_touch_each_other(corpus: Corpus, tmp_path: Path) -> None:
@@ -168,14 +138,6 @@ def test_neither_a_record_nor_a_checkpoint_of_another_text_is_taken_up(corpus: C
     assert [trainer.progress.step for trainer in taken.values()] == [0, 3]
 
 
-def test_a_scales_records_are_one_file_with_a_line_for_each_run(tmp_path: Path) -> None:
-    for name, loss in (("b", 1.0), ("a", 2.0), ("b", 3.0)):
-        record = {"name": name, "config": {"scale": {"name": "tiny"}}, "dev_loss": loss, "text": "\u2028"}
-        records.keep(record, tmp_path)
-    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["tiny.jsonl"]
-    assert [(record["name"], record["dev_loss"]) for record in records.read(tmp_path)] == [("a", 2.0), ("b", 3.0)]
-
-
 def test_a_watched_run_ends_early_and_has_rms_u_of_every_parameter(corpus: Corpus, tmp_path: Path) -> None:
     job = _job("A", watched=12, dev=0, test=0)
     found = run(job, corpus, Options(tmp_path))
@@ -186,3 +148,11 @@ def test_a_watched_run_ends_early_and_has_rms_u_of_every_parameter(corpus: Corpu
     assert figures[:, column] == pytest.approx([value for _, value in found["rms_update"]["values"]], rel=0.03)
     whole = run(_job("A", dev=0, test=0), corpus, Options(tmp_path / "whole"))
     assert found["curve"] == whole["curve"][:12], "of the same schedule"
+
+
+def test_a_scales_records_are_one_file_with_a_line_for_each_run(tmp_path: Path) -> None:
+    for name, loss in (("b", 1.0), ("a", 2.0), ("b", 3.0)):
+        record = {"name": name, "config": {"scale": {"name": "tiny"}}, "dev_loss": loss, "text": "\u2028"}
+        records.keep(record, tmp_path)
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["tiny.jsonl"]
+    assert [(record["name"], record["dev_loss"]) for record in records.read(tmp_path)] == [("a", 2.0), ("b", 3.0)]

@@ -1,7 +1,6 @@
 """How a run is computed changes nothing that it should not: the compiler, 16-bit products, processes."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab import records
-from lab.__main__ import main
 from lab.batches import Batch
 from lab.corpus import Corpus
 from lab.presets import SCALES, Job
@@ -67,21 +64,6 @@ def test_autocast_has_products_in_bfloat16_and_all_else_in_float32(corpus: Corpu
     assert {p.dtype for p in short.model.parameters()} == {torch.float32}
     assert all(v.dtype == torch.float32 for s in short.optimizer.state.values() for v in s.values() if v.ndim)
     assert short.job.name != plain.job.name  # it is another run, with a record of its own
-
-
-def test_base_runs_end_to_end_from_files_with_every_switch(
-    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape = replace(TINY.shape, dropout=0.1, inner_dropout=0.1)
-    shrunk = replace(SCALES["base"], shape=shape, vocabulary=400, tokens=300, steps=20, branch=2, dev=30)
-    monkeypatch.setitem(SCALES, "base", shrunk)
-    words = ["lab", "run", "--scale", "base", "--no-warmup", "--bfloat16", "--quiet"]
-    monkeypatch.setattr(sys, "argv", [*words, "--device", "cpu", "--cache", str(tmp_path), *files])
-    assert main() == 0
-    (record,) = records.read(tmp_path / "records", "base")
-    assert record["bleu"]["dev"]["sentences"] == record["ways"]["decayed"]["bleu"]["dev"]["sentences"] == 30
-    assert record["config"]["row"]["name"] == "O"
-    assert record["config"]["scale"]["autocast"]
 
 
 @pytest.mark.slow
