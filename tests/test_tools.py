@@ -27,6 +27,7 @@ def test_a_plan_counts_the_state_that_the_optimizer_has(capsys: pytest.CaptureFi
     assert main(["plan", "gpt2"]) == 0
     said = capsys.readouterr().out
     assert "124,439,808 parameters" in said and "adafactor, bfloat16, stochastic, in backward" in said
+    assert main(["plan", "gpt2", "--budget", "1MiB"]) == 1, "nothing fits"
 
 
 def test_a_checkpoint_of_adamw_becomes_one_that_we_load(tmp_path: Path) -> None:

@@ -135,15 +135,3 @@ def test_diagnose_takes_an_optimizer_a_report_or_several() -> None:
     for wrong in (3, ["a"], list(reports[0])):
         with pytest.raises(TypeError, match="list of Reports"):
             diagnose(wrong)
-
-
-def test_a_finding_reads_as_what_where_figure_and_change() -> None:
-    model = Perceptron()
-    text = str(diagnose(run(Adafactor(model.named_parameters(), lr=0.5, **ABSOLUTE), regression(model)))[0])
-    assert [line.strip().split(":")[0] for line in text.splitlines() if not line.startswith("    ")] == [
-        "warning",
-        "where",
-        "figure",
-        "change",
-    ]
-    assert max(map(len, text.splitlines())) <= 112

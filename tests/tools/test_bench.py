@@ -99,20 +99,6 @@ def test_the_command_measures_a_model_and_writes_a_record(tmp_path: Path, capsys
     assert main(["--render", str(path)]) == 0 and capsys.readouterr().out == shown == tables.markdown(record)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--suite", "gpt9"], "unknown suite 'gpt9'; there are gpt2"),
-        (["--contender", "adamax"], "unknown contender 'adamax'; there are adamw"),
-        (["--rounds", "0"], "must be at least 1"),
-    ],
-)
-def test_a_mistake_is_one_clear_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    assert said in capsys.readouterr().err.splitlines()[-1]
-
-
 def a_row(contender: str, seconds: list[float]) -> dict[str, Any]:
     return {"suite": "gpt2", "contender": contender, "dtype": "float32", "state_bytes": 4_000_000, "seconds": seconds}
 

@@ -1,4 +1,4 @@
-"""`adafactor --help` tells a newcomer what it is for, and a mistake names what is allowed."""
+"""A mistake at the command line names what is allowed, and every console can show what is printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from adafactor.cli import COMMANDS, main
+from adafactor.cli import main
 
 WRONG = [
     ("nonsense", "choose from"),
@@ -20,13 +20,6 @@ WRONG = [
     ("migrate nowhere.pt out.pt", "nowhere.pt is not a file"),
     ("migrate in.pt out.pt --from keras", "choose from"),
 ]
-
-
-def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert all(text in said for _, text, _ in COMMANDS.values())
 
 
 @pytest.mark.parametrize(("words", "allowed"), WRONG, ids=[words for words, _ in WRONG])

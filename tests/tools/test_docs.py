@@ -11,7 +11,6 @@ import pytest
 
 from lab import records
 from studies import front, one_card
-from tests.tools.test_examples import FALLS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,20 +67,6 @@ def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> N
     code = f"import adafactor\n{'; '.join(names)}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_test_all_installs_every_package_that_a_test_skips_without() -> None:
-    installed = subprocess.run(["make", "-nB", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    project = (ROOT / "pyproject.toml").read_text()
-    extras = dict(re.findall(r"^(\w+) = \[\s*(.*?)\s*\](?: +#[^\n]*)?$", project, re.M | re.S))
-    for _ in range(2):  # an extra may name others
-        named = re.findall(r"(?:\.|adafactor)\[([\w,]+)\]", installed)
-        installed += " ".join(extras[name] for names in named for name in names.split(","))
-    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    words = re.findall(r'(?:importorskip|find_spec|need)\("(\w+)', tests) + [packages for _, _, packages, *_ in FALLS]
-    needed = set(re.findall(r"\w+", " ".join(words))) - {"adafactor", "expecttest"}  # the latter has a stand-in
-    missing = needed - set(re.findall(r"\w+", installed))
-    assert "trl" in needed and not missing, missing
 
 
 def test_the_readme_is_short() -> None:

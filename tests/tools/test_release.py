@@ -54,12 +54,6 @@ def test_a_pure_wheel_with_too_much_or_too_little_is_not(tmp_path: Path, change:
     assert named in str(refused.value)
 
 
-def test_a_wheel_that_lost_its_libraries_or_is_for_one_python_is_not(tmp_path: Path) -> None:
-    for files, tags in ((FILES, "py3-none-linux_x86_64"), (FILES | LIBRARY, "cp312-cp312-linux_x86_64")):
-        with pytest.raises(SystemExit, match="no release"):
-            check(tmp_path, files, tags, is_pure=False)
-
-
 def test_a_version_needs_a_dated_heading_and_this_one_has_it() -> None:
     release.check_version(__version__)
     with pytest.raises(SystemExit, match="9.9.9"):
