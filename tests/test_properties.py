@@ -72,7 +72,11 @@ def assert_rounded_alike(run: Run, other: Run) -> None:
             assert (ours[key] != theirs[key]).double().mean() <= 0.002, key
 
 
-@crossed([case for case in CASES if case.dtype.itemsize == 2 or "momentum_dtype" in case.keywords], ["cpu"])
+@crossed(
+    [case for case in CASES if case.dtype.itemsize == 2 or "momentum_dtype" in case.keywords],
+    inside.COMPILED,
+    every=True,
+)
 def test_a_compiled_step_rounds_as_eager_pytorch_does(case: Case, backend: str) -> None:
     large = case.grown(2**14)
     eager = Run(large, "eager").step()

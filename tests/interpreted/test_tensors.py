@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor
-from adafactor.core import momentum
 from tests.interpreted.guarded import distance, random_steps, starts, train
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {
@@ -43,20 +42,6 @@ def test_any_shape_is_stepped_as_plain_torch_does(shapes: list[tuple[int, ...]],
     assert distance(ours, theirs, begin) < 3e-5
 
 
-def test_any_order_of_memory() -> None:
-    """Transposed, channels last; and a gradient in another order than its parameter."""
-    plain = starts([(20, 33), (8, 6, 3, 3), (24, 40), (12, 14)])
-    begin = [plain[0].t(), plain[1].to(memory_format=torch.channels_last), plain[2].t().contiguous().t(), plain[3]]
-    grads = random_steps(begin, 2)
-    for step in grads:
-        other = step[3]
-        assert other is not None
-        step[3] = other.t().contiguous().t()
-    ours, _ = train(begin, grads)
-    theirs, _ = train(begin, grads, backend="eager")
-    assert distance(ours, theirs, begin) < 1e-5
-
-
 def test_gaps_between_rows_stay_as_they_are() -> None:
     wide, ends = starts([(30, 64)])[0], []
     for backend in ("triton", "eager"):
@@ -69,31 +54,6 @@ def test_gaps_between_rows_stay_as_they_are() -> None:
         ends.append(p.detach())
         assert torch.equal(storage[:, 40:], wide[:, 40:])
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("of", "dtype"),
-    [
-        ("update", "int8"),
-        ("direction", "bfloat16"),
-        *(pytest.param(*row, marks=SLOW) for row in (("direction", "int8"), ("update", "bfloat16"))),
-        *(pytest.param(of, "float32", marks=SLOW) for of in ("update", "direction")),
-    ],
-)
-def test_every_momentum_in_every_format(of: str, dtype: str) -> None:
-    """Blocks that end within a row, a stack, whole blocks, and what is too small for int8."""
-    begin = starts([(37, 130), (3, 11, 200), (16, 384), (31,)], torch.bfloat16)
-    grads = random_steps(begin, 2)
-    keywords: dict[str, Any] = {"beta1": 0.9, "momentum_of": of, "momentum_dtype": dtype, "rounding": "stochastic"}
-    ours, optimizer = train(begin, grads, **keywords)
-    theirs, other = train(begin, grads, backend="eager", **keywords)
-    for a, b in zip(optimizer.state.values(), other.state.values(), strict=True):
-        m, right = momentum.buffer(a), momentum.buffer(b)
-        assert m is not None and right is not None and m.dtype == right.dtype
-        assert m.dtype == torch.float32 or (m != right).double().mean() < 0.01  # rounded by the same random words
-    for x, y in zip(ours, theirs, strict=True):
-        unit = 2.02 * torch.finfo(torch.bfloat16).eps * y.double().abs()
-        assert ((x.double() - y.double()).abs() <= unit + 1e-6).all() and (x != y).double().mean() < 0.01
 
 
 SEVERAL = [(37, 20), (64, 32), (33,), (4, 6, 5), (16, 48)]

@@ -23,16 +23,6 @@ def test_a_matrix_takes_four_launches_and_a_vector_one(keywords: dict[str, objec
     assert count(Model("a long vector", ((2**20,),), torch.float32), **keywords) == 3
 
 
-def test_fused_adamw_is_cut_as_atens_header_says() -> None:
-    def launches(*shapes: tuple[int, ...]) -> int:
-        return gpu_counts.fused_adamw(Model("x", shapes, torch.float32))
-
-    assert launches((10,)) == 1 + 1
-    assert launches(*[(10,)] * 36) == 1 + 1 and launches(*[(10,)] * 37) == 2 + 1
-    assert launches((65536 * 320,)) == 1 + 1 and launches((65536 * 320 + 1,)) == 2 + 1
-    assert launches(*[(10,)] * 111) == 4 + 2
-
-
 # a minute: eager PyTorch's operations on Llama 7B
 @pytest.mark.slow
 @pytest.mark.parametrize("name", gpu_counts.TABLES)

@@ -9,7 +9,6 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -132,34 +131,3 @@ def usage(call: Call, target: str) -> Usage:
     found = re.search(r"REG:(\d+) STACK:(\d+)", said)
     assert found is not None
     return Usage(int(found[1]), int(found[2]), kernel.metadata.shared)
-
-
-def instructions(call: Call, target: str) -> float:
-    """Machine instructions of a thread in the largest innermost loop, for each element that is there."""
-    count = max(map(len, loops(compiled(call, target).asm["cubin"])))
-    named = dict(zip(call.launch.kernel.arg_names, call.arguments, strict=True))
-    columns = named["m"] if call.name == "first_pass" else named["LINE"]
-    return float(count * call.launch.options["num_warps"] * 32 / (named["ROWS"] * columns))
-
-
-@cache
-def loops(cubin: bytes) -> list[list[str]]:
-    """The machine instructions of each innermost loop, in the order of the code."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(cubin)
-        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
-        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines: list[str] = []
-    labels: dict[str, int] = {}
-    for line in code.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[label[1]] = len(lines)
-        elif code_at := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
-            lines.append(code_at[1])
-    spans = []
-    for end, line in enumerate(lines):
-        jump = re.search(r"\bBRA\b.*?`\((\.L_x_\d+)\)", line)
-        if jump and (first := labels.get(jump[1], end + 1)) < end:
-            spans.append((first, end + 1))
-    inner = [(a, b) for a, b in spans if not any((c, d) != (a, b) and a <= c and d <= b for c, d in spans)]
-    return [lines[a:b] for a, b in inner]
