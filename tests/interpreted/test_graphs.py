@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adafactor import Adafactor
+from adafactor.kernels.triton.executor import Executor
 from adafactor.kernels.triton.launch import Launch
 from tests.interpreted.guarded import random_steps, starts
 
@@ -52,9 +53,22 @@ def capture(optimizer: Adafactor) -> Graph:
     run = Launch.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Launch, "__call__", lambda *args: graph.append(lambda: run(*args)))
+        patch.setattr(Executor, "_is_capturing", lambda self: True)
         with Recorder(graph):
             optimizer.step()
     return graph
+
+
+def test_a_report_counts_replayed_steps_also_after_the_report_before() -> None:
+    (p,) = (t.requires_grad_() for t in starts([(20, 16)]))
+    optimizer, p.grad = Adafactor([p], backend="triton"), torch.ones_like(p)
+    optimizer.step()
+    graph = capture(optimizer)
+    for steps in (3, 5):
+        for action in 2 * graph:
+            action()
+        (record,) = optimizer.report()
+        assert record.steps == steps and record.beta2 == pytest.approx(1 - steps**-0.8)
 
 
 def test_a_replayed_step_sees_new_gradients_and_a_new_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,17 @@ def test_a_wrong_momentum_and_a_wrong_compensation_are_found(
         optimizer.step()
 
 
+def test_a_wrong_count_is_found_late_in_a_training() -> None:
+    p = starts([(24, 16)])[0].requires_grad_()
+    optimizer = Adafactor([p], backend="triton")
+    optimizer.state[p]["step"].fill_(20_000)
+    p.grad = torch.ones_like(p)
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(lambda plan: plan.parameter.state["step"].add_(1), patch)
+        with pytest.warns(RuntimeWarning, match="Triton's step was wrong.*step differs"):
+            optimizer.step()
+
+
 @pytest.mark.parametrize("value", [torch.nan, 0.0])
 def test_a_step_that_moves_nothing_proves_nothing_and_is_not_tried_for_ever(
     value: float, monkeypatch: pytest.MonkeyPatch

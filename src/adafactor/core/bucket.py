@@ -69,7 +69,6 @@ class Bucket:
         # torch counts how often these are written to; of a shard, by way of the DTensor and of its part
         self.counted = list({id(t): t for whole in wholes for t in (whole.p, whole.x)}.values())
         self.versions = list(map(_version, self.counted))
-        self.new_metrics = False  # since `flush`
         self.held = [*every, *self._state(now)]  # so that no other tensor gets the id of one of them
         self.ids, self.fingerprint = self._ids(now), self._look(now) if all(map(_has_memory, wholes)) else None
 
@@ -124,14 +123,12 @@ class Bucket:
 
     def end_step(self) -> None:
         """Remember how the step has left the parameters."""
-        self.versions, self.new_metrics = list(map(_version, self.counted)), True
+        self.versions = list(map(_version, self.counted))
 
     def flush(self) -> None:
         """Hand the metrics of the steps since the last time to what is behind `report()`."""
-        if self.new_metrics:
-            for executor in self.executors:
-                executor.flush()
-            self.new_metrics = False
+        for executor in self.executors:
+            executor.flush()
 
     def _prepare(self) -> None:
         self.flush()

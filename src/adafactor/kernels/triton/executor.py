@@ -111,7 +111,7 @@ class Executor:
             executor.flush()
         if not self._has_new:
             return
-        self._has_new = False
+        self._has_new = self in self.parameters[0].metrics.captured  # then graphs step without a word
         now = self._fields.clone()
         self._fields[:, f.STEPS.value : f.SKIPPED.value + 1].zero_()
         for p, row in zip(self.parameters, now, strict=True):
