@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from adafactor import Adafactor
+from adafactor.core.contract import Parameter
 from adafactor.kernels.triton import proof
 from adafactor.kernels.triton.plan import Plan
 from tests.interpreted.guarded import random_steps, starts, train
@@ -53,6 +54,22 @@ def test_one_of_each_kind_is_copied_and_only_in_its_first_two_steps(monkeypatch:
     assert sorted(seen) == [33, 33, 24 * 16, 24 * 16]
     run("triton")
     assert len(seen) == 4
+
+
+def test_slices_whose_factors_begin_elsewhere_are_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles for what begins at a multiple of 16 bytes; X does here in every slice, R does not."""
+    slices: list[Parameter] = []
+    prove = proof.prove
+
+    def note(plan: Plan, *rest: Any) -> str | None:
+        slices.append(plan.parameter)
+        return prove(plan, *rest)
+
+    monkeypatch.setattr(proof, "prove", note)
+    p = starts([(2, 3, 4)])[0].requires_grad_()
+    p.grad = torch.ones_like(p)
+    Adafactor([p], backend="triton", per_slice=True).step()
+    assert len(slices) == 2 and all(one.x.data_ptr() % 16 == 0 for one in slices)
 
 
 def last_columns(plan: Plan) -> None:

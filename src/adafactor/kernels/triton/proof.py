@@ -1,7 +1,8 @@
 """Are the first steps right? A parameter of each kind takes them twice, in Triton and in eager PyTorch.
 
 These are the user's own tensors, so it compiles nothing else, needs no file, and checks the very code that will be
-used. Parameters of a kind have the same shape, dtypes, order in memory and settings. The host waits once for each step.
+used. Parameters of a kind have the same shape, dtypes, order in memory, alignment and settings. In these steps the host
+waits for the device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from adafactor.core.contract import Executor, Parameter
 from adafactor.core.report import StepMetrics
 from adafactor.core.settings import Settings
 from adafactor.kernels import eager
+from adafactor.kernels.triton.launch import ALIGNMENT
 from adafactor.kernels.triton.plan import Plan
 
 STEPS = 2  # of each kind: the first of a training has no R and no momentum to average with
@@ -44,7 +46,9 @@ def known() -> Known:
 
 def kind_of(p: Parameter) -> object:
     """Describe all that decides which compiled code steps a parameter, and more."""
-    return p.x.device, p.x.dtype, p.x.stride(), p.x.data_ptr() % 16, p.gradient, p.factoring, p.settings.without_rates
+    parts = [p.x, *(p.state[key] for key in STATE if key in p.state)]  # of slices, their parts of the stack's
+    places = tuple(t.data_ptr() % ALIGNMENT for t in parts)
+    return p.x.device, p.x.dtype, p.x.stride(), places, p.gradient, p.factoring, p.settings.without_rates
 
 
 def prove(plan: Plan, g: Tensor, settings: Sequence[Settings]) -> str | None:
