@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from adafactor import Adafactor, schedules
 from tests import oracle
+from tests.cases import Case
 
 SHAPES = {
     "tall": (37, 5),
@@ -50,21 +51,14 @@ def arguments(row: oracle.Row) -> dict[str, Any]:
     }
 
 
-def gradients(shape: tuple[int, ...], steps: int, seed: int = 0) -> list[NDArray[np.float64]]:
+def start(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The parameter that every case begins with."""
+    return Case("", shape).start().detach().double().numpy()
+
+
+def gradients(shape: tuple[int, ...], steps: int) -> list[NDArray[np.float64]]:
     """Gradients that float32 holds exactly, of uneven scale over rows, columns and time."""
-    rng = np.random.default_rng(seed)
-    scale = np.ones(shape)
-    for axis, size in enumerate(shape):
-        spread = np.exp(rng.normal(size=size))
-        scale = scale * spread.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    grads = [rng.normal(size=shape) * scale * np.exp(rng.normal()) for _ in range(steps)]
-    return [np.asarray(np.float32(g), dtype=np.float64) for g in grads]
-
-
-def start(shape: tuple[int, ...], seed: int = 1) -> NDArray[np.float64]:
-    """A parameter of the size that layers are initialised with."""
-    value = 0.05 * np.random.default_rng(seed).normal(size=shape)
-    return np.asarray(np.float32(value), dtype=np.float64)
+    return [Case("", shape).gradient(t).double().numpy() for t in range(1, steps + 1)]
 
 
 def trained(

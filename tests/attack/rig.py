@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from adafactor import Adafactor
 from adafactor.core.momentum import BUFFERS
 from tests import inside, reference
+from tests.exact import assert_same
 from tests.reference import Expected, Outcome, Values
 
 REPAIRED = 1e-5  # of a step after a change of X that nothing announced
@@ -134,7 +135,7 @@ class Rig:
         for key, a, b in pairs:
             a, b = a.detach(), b.detach()
             if not loose:
-                assert same(a, b), f"{key} of {name} has other bits than that of a newborn optimizer"
+                assert_same(a, b, f"{key} of {name}, beside that of a newborn optimizer")
             elif expected.finite:
                 limit = REPAIRED * expected.length if key == "X" else REPAIRED * float(b.abs().max())
                 limit += 4 * torch.finfo(p.dtype).eps * float(b.abs().max())
@@ -168,8 +169,3 @@ def attempt(act: Callable[[], object]) -> str:
                 raise
             return "cannot"
     return "stepped"
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal to the bit, or both NaN."""
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -90,14 +90,6 @@ def test_a_parameter_that_is_replaced_while_it_steps_inside_backward_is_gone_aft
     assert int(optimizer.state[model.weight]["step"]) == 3
 
 
-def with_a_closure(model: nn.Module, optimizer: Adafactor) -> None:
-    def closure() -> float:
-        backward(model)
-        return 0.0
-
-    optimizer.step(closure)
-
-
 def loaded(model: nn.Module, optimizer: Adafactor) -> None:
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     step(optimizer)
@@ -115,20 +107,12 @@ def failed(model: nn.Module, optimizer: Adafactor) -> None:
         step(optimizer)
 
 
-def in_other_groups(model: nn.Module, optimizer: Adafactor) -> None:
-    group = optimizer.param_groups[0]
-    optimizer.param_groups.append({**group, "params": [group["params"].pop()], "lr": 1e-3})
-    step(optimizer)
-
-
 USES: dict[str, Callable[[nn.Module, Adafactor], object]] = {
     "nothing more": lambda model, optimizer: None,
     "reported": lambda model, optimizer: optimizer.report(),
     "loaded": loaded,
     "inside backward": inside_backward,
     "failed": failed,
-    "in other groups": in_other_groups,
-    "with a closure": with_a_closure,
 }
 
 

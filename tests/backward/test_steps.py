@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import shutil
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -240,30 +239,6 @@ def test_blocks_that_are_compiled_take_the_same_steps() -> None:
     compiled: Callable[[nn.Module], Any] = cache(torch.compile)
     after, inside = (train_blocks(attach, [0, 1, 2], lambda block, x: compiled(block)(x)) for attach in (False, True))
     assert_same(inside, after)
-
-
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
-def test_it_works_from_the_threads_that_autograd_uses_for_deep_recursion() -> None:
-    depth, threads = 70, set()  # beyond 60 levels autograd goes on in threads of a pool
-
-    def nested(x: Tensor, level: int = 0) -> Tensor:
-        y: Tensor = layers[level](x)
-        return checkpoint(nested, y, level + 1, use_reentrant=True) if level + 1 < depth else y
-
-    results = []
-    for attach in (False, True):
-        torch.manual_seed(0)
-        layers = nn.ModuleList([nn.Linear(300, 300, bias=False) for _ in range(depth)])
-        *_, last = layers.parameters()
-        last.register_post_accumulate_grad_hook(lambda _: threads.add(threading.get_ident()))
-        optimizer = Adafactor(layers.named_parameters())
-        if attach:
-            step_in_backward(layers, optimizer)
-        nested(torch.ones(1, 300, requires_grad=True)).sum().backward()
-        optimizer.step()
-        results.append(copy_of(layers))
-    assert threads - {threading.get_ident()}
-    assert_same(results[1], results[0])
 
 
 @pytest.mark.filterwarnings("ignore:skipped:RuntimeWarning")

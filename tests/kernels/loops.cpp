@@ -41,10 +41,3 @@ ENTRY encode(const float* values, int8_t* stored, float* scale, int64_t first, c
     *scale = largest / MOST;
     encode_at_random(values, stored, inverse, {first, {keys[0], keys[1]}}, n);
 }
-
-ENTRY squares(const float* g, float* col, float* total, int64_t n) { *total = squares_of_one(g, col, n); }
-
-ENTRY step_float32(float* x, const float* g, const float* col, float row, float decay, float* sums, int64_t n) {
-    const Squares x2 = descend(x, Direct<float>{g, row, col}, Nearest<float>(), decay, n);
-    sums[0] = x2.before, sums[1] = x2.after;
-}

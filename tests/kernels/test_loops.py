@@ -105,22 +105,6 @@ def test_blocks_of_int8_are_cores(loops: ctypes.CDLL) -> None:
             assert torch.equal(stored, integers) and torch.equal(scale, scales), n
 
 
-def test_sums_and_steps_are_those_of_a_plain_loop(loops: ctypes.CDLL) -> None:
-    for n in LENGTHS:
-        draws = torch.Generator().manual_seed(n)
-        x, g, col = (torch.randn(n, generator=draws) for _ in range(3))
-        before, sums, total = x.clone(), torch.empty(2), torch.empty(1)
-        call(loops.step_float32, x, g, col, 0.5, 1.0, sums, n)
-        expected = before - g * 0.5 * col
-        torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
-        exact = [float(t.double().square().sum()) for t in (before, x)]
-        torch.testing.assert_close(sums.double(), torch.tensor(exact).double(), rtol=1e-5, atol=0)
-        added = col.clone()
-        call(loops.squares, g, added, total, n)
-        torch.testing.assert_close(added, col + g * g, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(total[0].double(), g.double().square().sum(), rtol=1e-5, atol=0)
-
-
 def test_the_compiler_makes_vector_instructions_of_every_loop(tmp_path: Path) -> None:
     """It says nothing where it gives up, and the step then takes seven times as long."""
     compiler = shutil.which("g++")
