@@ -89,8 +89,6 @@ def hostile(kind: str, folder: Path) -> Path:
         entry["row_var"] = one.view(1, 1).to_sparse()
     elif kind == "words for numbers":
         group |= {"eps": None, "d": [1.0]}
-    elif kind == "parameters that are lists":
-        group["params"] = [[0]]
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)
     torch.save({"optimizer": {"state": {0: entry}, "param_groups": [group]}, "more": deep}, path)
@@ -107,7 +105,6 @@ def hostile(kind: str, folder: Path) -> Path:
         ("a meta tensor", "on meta, not dense"),
         ("a sparse tensor", "is torch.sparse_coo on cpu, not dense"),
         ("words for numbers", "cannot be converted (TypeError"),
-        ("parameters that are lists", "has no list 'params' of numbers or names"),
     ],
 )
 def test_a_hostile_file_is_one_line(
@@ -130,9 +127,7 @@ BROKEN = {"empty": b"", "text": b"hello", "zip": b"PK\x03\x04 and no more", "tru
             ["folder", "out.pt"],
             "folder is a folder: name the file with the optimizer in it, such as folder/optimizer.pt",
         ),
-        (["adamw.pt", "out.pt", "--from", "torch"], "this is the state of Adam or AdamW"),
         *(([f"{name}.pt", "out.pt", "--from", "torch"], f"{name}.pt is not a whole") for name in BROKEN),
-        (["nan.pt", "out.pt"], "'step' of parameter 0 is nan, not a number of steps"),
         (["sgd.pt", "out.pt"], "cannot be told whose state this is, which has 'lr', 'momentum', 'dampening'"),
         (["in.pt", "nowhere/out.pt", "--from", "torch"], "nowhere is not a folder"),
         (["in.pt", "in.pt", "--from", "torch"], "in.pt exists: nothing is overwritten"),
@@ -148,14 +143,7 @@ def test_mistakes_are_one_line_and_leave_no_file(
     checkpoint(Path("in.pt"))
     torch.save({"a": load(Path("in.pt")), "b": load(Path("in.pt"))}, "two.pt")
     torch.save({"weight": torch.ones(3)}, "weights.pt")
-    nan = load(Path("in.pt"))
-    nan["state"][0]["step"] = torch.tensor(float("nan"))
-    torch.save(nan, "nan.pt")
-    for name, make in (("adamw.pt", torch.optim.AdamW), ("sgd.pt", torch.optim.SGD)):
-        params = parameters(SHAPES)
-        theirs = make(params)
-        steps(theirs, params, range(2))
-        torch.save(theirs.state_dict(), name)
+    torch.save(torch.optim.SGD(parameters(SHAPES)).state_dict(), "sgd.pt")
     Path("folder").mkdir()
     for name, content in BROKEN.items():
         Path(f"{name}.pt").write_bytes(content)
