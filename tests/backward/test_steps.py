@@ -155,6 +155,16 @@ def a_backward_that_makes_a_graph(run: Run) -> None:
     run.end_step()
 
 
+def gradients_of_gradients(run: Run) -> None:
+    run.attach()
+    for step in range(STEPS):
+        x = run.model.embedding(ids(step)).detach().requires_grad_()
+        y = run.model.twice(x).tanh().square().sum()
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        (y + slope.square().sum()).backward()
+        run.end_step()
+
+
 SCENARIOS: list[Callable[[Run], None]] = [
     one_micro_batch_after_the_other,
     a_last_micro_batch_that_does_not_use_all,
@@ -168,6 +178,7 @@ SCENARIOS: list[Callable[[Run], None]] = [
     schedulers,
     a_closure,
     a_backward_that_makes_a_graph,
+    gradients_of_gradients,
 ]
 
 

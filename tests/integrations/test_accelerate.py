@@ -117,15 +117,3 @@ def test_the_step_moves_into_backward_on_the_same_bits_and_clipping_finds_nothin
     for _ in range(ACCUMULATE):
         inside.accelerator.backward(inside.model(torch.ones(6)).square().sum())
     assert inside.accelerator.clip_grad_norm_(inside.model.parameters(), 1.0) == 0
-
-
-def test_a_fused_backward_pass_finds_its_method_behind_the_wrapper() -> None:
-    """As the recipes say: Accelerate's own optimizer has no `step_param`."""
-    ordinary, fused = runs = [start(0) for _ in range(2)]
-    assert not hasattr(fused.optimizer, "step_param")
-    for p in fused.model.parameters():
-        p.register_post_accumulate_grad_hook(fused.optimizer.optimizer.step_param)
-    for run in runs:
-        run.accelerator.backward(run.model(torch.ones(6)).square().sum())
-    ordinary.optimizer.optimizer.step()
-    assert_same(copy_of(fused.model), copy_of(ordinary.model))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adafactor import Adafactor, hf, schedules
+from adafactor import Adafactor, hf, schedules, step_in_backward
 from adafactor.diagnostics import Report
 from tests.exact import assert_float32_statistics, assert_same, copy_of
 
@@ -32,11 +32,12 @@ QUIET |= {"enable_progress_bar": False, "enable_model_summary": False}
 class Classifier(L.LightningModule):  # type: ignore[misc, name-defined]
     """A small classifier with a warm-up."""
 
-    def __init__(self, seed: int = 0, broken_at: int | None = None) -> None:
+    def __init__(self, seed: int = 0, broken_at: int | None = None, inside: bool = False) -> None:
         """The same weights for the same seed."""
         super().__init__()
         torch.manual_seed(seed)
-        self.net, self.broken_at = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)), broken_at
+        self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+        self.broken_at, self.inside = broken_at, inside
 
     def training_step(self, batch: list[Tensor], number: int) -> Tensor:
         """The loss of a batch."""
@@ -54,6 +55,8 @@ class Classifier(L.LightningModule):  # type: ignore[misc, name-defined]
     def configure_optimizers(self) -> dict[str, Any]:
         """Ours; LightningCLI puts its own here."""
         optimizer = Adafactor(self.named_parameters(), lr=1.0, lr_decay=None, beta1=0.9)
+        if self.inside:
+            step_in_backward(self, optimizer)
         scheduler = schedules.warmup(optimizer, slope=1e-2)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -74,6 +77,14 @@ def test_a_resumed_run_ends_on_the_same_bits(precision: str, tmp_path: Path) -> 
     (optimizer,), (expected,) = resumed.optimizers, whole.optimizers
     assert_same(optimizer.state_dict(), expected.state_dict())
     assert_float32_statistics(optimizer.state_dict(), 2 * BATCHES)
+
+
+def test_the_step_moves_into_backward_on_the_same_bits() -> None:
+    ordinary, inside = Classifier(), Classifier(inside=True)
+    for module in (ordinary, inside):
+        trainer().fit(module)
+        assert (module.net[0].weight.grad is None) == module.inside
+    assert_same(copy_of(inside), copy_of(ordinary))
 
 
 def test_a_run_is_watched_step_by_step_and_a_last_time_when_it_fails(tmp_path: Path) -> None:
