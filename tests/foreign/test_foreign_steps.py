@@ -1,4 +1,4 @@
-"""What torch asks of a step of its own optimizers: rates, closures, hooks and keywords."""
+"""What torch asks of a step of its own optimizers: rates, closures and keywords."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tests.foreign.database import SUBJECTS, Subject, linear, loss_of, train
 
@@ -45,26 +44,6 @@ def test_a_closure_is_called_once_with_gradients_on_and_its_loss_returned(subjec
         returned: Any = optimizer.step(closure)
         assert not torch.is_grad_enabled()
     assert len(calls) == 1 and returned is calls[0]
-
-
-@SUBJECTS
-def test_hooks_around_the_step_run_in_order_with_those_for_all_optimizers(subject: Subject) -> None:
-    weight, bias = linear()
-    optimizer = subject.make([weight, bias])
-    said: list[str] = []
-    handles = [
-        optimizer.register_step_pre_hook(lambda opt, args, kwargs: said.append("before")),
-        optimizer.register_step_post_hook(lambda opt, args, kwargs: said.append("after")),
-        register_optimizer_step_pre_hook(lambda opt, args, kwargs: said.append("all before")),
-        register_optimizer_step_post_hook(lambda opt, args, kwargs: said.append("all after")),
-    ]
-    try:
-        train(optimizer, weight, bias)
-    finally:
-        for handle in handles:
-            handle.remove()
-    train(optimizer, weight, bias)
-    assert said == ["all before", "before", "after", "all after"]
 
 
 @SUBJECTS

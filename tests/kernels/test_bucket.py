@@ -108,19 +108,3 @@ def test_a_gradient_of_another_kind_is_noticed(turn: Callable[[Tensor], Tensor])
                 optimizer.step()
         ends.append(p.detach())
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
-
-
-def test_a_step_that_fails_is_not_taken_for_the_last_one() -> None:
-    p = torch.ones(6, 4, requires_grad=True)
-    optimizer = Adafactor([p], lr=0.1)
-    for i in range(6):
-        p.grad = torch.full_like(p, 1.0 + i)
-        optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
-        if i == 3:
-            p.grad = p.grad.to_sparse()
-            with pytest.raises(TypeError, match="sparse"):
-                optimizer.step()
-            continue
-        expected = Expected(optimizer)
-        optimizer.step()
-        assert not expected.problem()
