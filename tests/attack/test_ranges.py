@@ -126,17 +126,22 @@ def test_the_sum_of_a_line_may_leave_float32_where_no_square_does(
     walk(normal((65, 66), 9), grads, backend, axes=axes, **keywords)
 
 
+@pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 1e10])
-def test_factors_may_leave_float32_where_the_step_does_not(scale: float, turned: bool, backend: str) -> None:
+def test_factors_may_leave_float32_where_the_step_does_not(
+    scale: float, turned: bool, maximize: bool, backend: str
+) -> None:
     """Of rows whose gradients have become small; α and the factors of the other axis bring them back, or G is zero."""
     large, small = normal((11, 4), 1) * 1e16, normal((11, 4), 2) * 1e16
     small[2:] *= 1e-35
     small[3] = 0.0
-    x, grads = normal((11, 4), 9) * 1e16 * scale, [large * 1e-33, large * 0, small]
+    cross = normal((11, 4), 3) * 1e16
+    cross[3], cross[:, 1] = 0.0, 0.0
+    x, grads = normal((11, 4), 9) * 1e16 * scale, [large * 1e-33, large * 0, small, cross]
     if turned:
         x, *grads = (t.t().contiguous().t() for t in (x, *grads))
-    run = start(x, backend, beta2=0.0, eps=(2e-38, 1e-3))
+    run = start(x, backend, beta2=0.0, eps=(2e-38, 1e-3), maximize=maximize)
     for g in grads:
         run.check(g)
     assert run.p.isfinite().all()
