@@ -1,4 +1,4 @@
-"""Runs a program under torchrun, with a time limit."""
+"""Runs programs in processes of their own, with a time limit: one, or several under torchrun."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 600  # for a launch on a busy machine; a hang is a failure, not a wait
+
+
+def python(
+    *words: str, cwd: Path = ROOT, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What `python …` does, with one thread and without a network."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
 
 
 def torchrun(

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests import inside
-from tests.launch import ROOT
+from tests.launch import python
 
-SECONDS = 300.0  # on a busy machine; a hang is a failure, not a wait
 MB = 1024
 TIMES = {"steps": 3000, "optimizers": 400}
 
 
 def found(program: str, *words: str, **environment: str) -> Any:
     """What a program of this folder prints in its last line, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.faults.{program}", *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=SECONDS,
-        check=True,
-    )
+    done = python("-m", f"tests.faults.{program}", *words, environment=environment)
+    assert done.returncode == 0, done.stderr[-6000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 

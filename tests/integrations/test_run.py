@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from adafactor.cli import main
-from tests.launch import torchrun
+from tests.launch import python, torchrun
 
 pytest.importorskip("transformers")
 
@@ -40,21 +37,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def test_the_script_gets_ours_with_the_keywords_of_the_flag_before_those_of_the_variable(folder: Path) -> None:
     flags = ("--set", "rounding=stochastic", "--set", "clip_threshold=0.5")
-    done = ran(
-        folder, "-m", "adafactor", "run", *flags, "train.py", "--set", "x", ADAFACTOR_ARGS="rounding=kahan seed=1"
+    done = python(
+        "-m",
+        "adafactor",
+        "run",
+        *flags,
+        "train.py",
+        "--set",
+        "x",
+        cwd=folder,
+        environment={"ADAFACTOR_ARGS": "rounding=kahan seed=1"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "adafactor.hf stochastic 0.5 0.001 ['--set', 'x']\n"
@@ -64,9 +58,11 @@ def test_the_script_gets_ours_with_the_keywords_of_the_flag_before_those_of_the_
 
 
 def test_a_module_runs_with_its_own_exit_status_and_traceback(folder: Path) -> None:
-    done = ran(folder, "-m", "adafactor", "run", "-m", "train", "--leave", PYTHONDONTWRITEBYTECODE="1")
+    done = python(
+        "-m", "adafactor", "run", "-m", "train", "--leave", cwd=folder, environment={"PYTHONDONTWRITEBYTECODE": "1"}
+    )
     assert (done.returncode, done.stdout) == (7, "adafactor.hf nearest 1.0 0.001 ['--leave']\n")
-    done = ran(folder, "-m", "adafactor", "run", "train.py", "--fail")
+    done = python("-m", "adafactor", "run", "train.py", "--fail", cwd=folder)
     assert done.returncode == 1 and 'train.py", line' in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: the script's own")
 
@@ -98,9 +94,9 @@ def test_keywords_that_need_others_are_taken_where_the_script_gives_those(folder
         script.replace("[torch.nn", "[('w', torch.nn").replace("ones(3, 2))]", "ones(3, 2)))]")
     )
     flags = ("--set", "lr=3e-4", "--set", "momentum_dtype=int8", "--set", "rules={'w': {'seed': 3}}")
-    done = ran(folder, "-m", "adafactor", "run", *flags, "train.py")
+    done = python("-m", "adafactor", "run", *flags, "train.py", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "adafactor.hf nearest 3 int8 []\n"), done.stderr
-    refused = ran(folder, "-m", "adafactor", "run", "--set", "rounding=up", "train.py")
+    refused = python("-m", "adafactor", "run", "--set", "rounding=up", "train.py", cwd=folder)
     assert refused.returncode == 1 and "rounding='up' must be one of 'nearest'" in refused.stderr
 
 

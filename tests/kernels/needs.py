@@ -1,10 +1,7 @@
-"""What files of tests share: what they cannot do without, and a Python of their own."""
+"""What files of tests cannot do without."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,15 +17,3 @@ def triton() -> None:
         kernels.check("triton")
     except ImportError as problem:
         pytest.skip(str(problem), allow_module_level=True)
-
-
-def python(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What a process of its own does, which says every warning."""
-    return subprocess.run(
-        [sys.executable, "-W", "always", *command],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )

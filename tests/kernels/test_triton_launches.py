@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.kernels import needs
+from tests.launch import python
 
 needs.triton()
 
 COMPILER = shutil.which("cc")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +28,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     source = Path(__file__).with_name("libcuda_stub.c")
     options = "-O2 -shared -fPIC -Wl,-soname,libcuda.so.1".split()
     subprocess.run([COMPILER, *options, "-o", str(folder / "libcuda.so.1"), str(source)], check=True)
-    own = {
-        "STUB": str(folder),
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(folder / "cache"),
-    }
-    run = [sys.executable, "-m", "tests.kernels.launched"]
-    child = subprocess.run(run, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
+    own = {"STUB": str(folder), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
+    child = python("-m", "tests.kernels.launched", environment=own)
     assert child.returncode == 0, child.stderr[-3000:]
     found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return found

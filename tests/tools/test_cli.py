@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from adafactor.cli import main
+from tests.launch import python
 
 WRONG = [
     ("nonsense", "choose from"),
@@ -33,9 +31,6 @@ def test_a_mistake_names_what_is_allowed(words: str, allowed: str, capsys: pytes
 
 
 def test_nothing_but_ascii_is_printed() -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "adafactor", *"plan gpt2 --budget 1G --batch 1 --tokens 128 --shards 2 --all".split()],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-    )
-    assert (child.returncode, child.stderr) == (0, b"") and child.stdout.isascii()
+    words = "plan gpt2 --budget 1G --batch 1 --tokens 128 --shards 2 --all".split()
+    child = python("-m", "adafactor", *words, environment={"PYTHONIOENCODING": "ascii"})
+    assert (child.returncode, child.stderr) == (0, "") and child.stdout.isascii()

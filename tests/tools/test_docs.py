@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lab import records
 from studies import front, one_card
+from tests.launch import python
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,7 +64,7 @@ def test_what_the_recipes_call_is_there_after_importing_the_package_alone() -> N
     names = sorted(found)
     assert "adafactor.trainers.FromModel" in names
     code = f"import adafactor\n{'; '.join(names)}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.launch import torchrun
+from tests.launch import ROOT, python, torchrun
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
 def output(name: str, *words: str) -> str:
     """What the example printed."""
-    run = subprocess.run(
-        [sys.executable, f"examples/{name}", *words],
-        cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    run = python(f"examples/{name}", *words)
     assert run.returncode == 0, run.stderr[-6000:]
     return run.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
-import os
-import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
@@ -26,6 +24,7 @@ from adafactor import Adafactor, step_in_backward
 from adafactor.planning import SETTINGS
 from adafactor.planning.models import Weight, find
 from benchmarks.machine import ENVIRONMENT, PEAK, status
+from tests.launch import python
 
 MODEL = "gpt2"  # 124 million parameters; AdamW in float32 takes 1.9 GiB
 NOT_HERE = ("adamw-8bit", "adamw-8bit-bfloat16")  # bitsandbytes works in place on a GPU only
@@ -152,13 +151,7 @@ class Live(TorchDispatchMode):
 def peak_bytes(key: str, model: str = MODEL) -> int:
     """The peak of the resident set over two steps, above what it was before there were any parameters."""
     request = json.dumps({"key": key, "model": model})
-    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.tools.training", request],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    child = python("-W", "ignore", "-m", "tests.tools.training", request, environment=ENVIRONMENT)
     if child.returncode:
         raise RuntimeError(f"{key}: {child.stderr.strip().splitlines()[-1]}")
     return int(child.stdout.split()[-1])
