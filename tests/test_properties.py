@@ -200,6 +200,24 @@ def test_an_edit_behind_torchs_back_is_known_after_one_step(case: Case, backend:
         run.check()
 
 
+@crossed([BY_NAME["the defaults"]])
+@pytest.mark.parametrize("is_as_on_a_device", [False, True])
+@SKIPS
+def test_the_report_is_of_the_last_step_that_was_taken(
+    case: Case, backend: str, is_as_on_a_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a parameter that never had a gradient comes in, and with that all is prepared anew."""
+    if is_as_on_a_device:
+        inside.keep_scalars_on_the_device(monkeypatch)
+    run, other = Run(case, backend).step(1), Parameter(torch.ones(3))
+    run.optimizer.add_param_group({"params": [("other", other)]})
+    before, *_ = run.optimizer.report()
+    other.grad, run.p.grad = torch.ones(3), torch.full_like(run.p, float("nan"))
+    run.optimizer.step()
+    after, *_ = run.optimizer.report()
+    assert after == replace(before, skipped=1)
+
+
 @crossed([case for case in CASES if not case.keywords.get("per_slice")])
 def test_the_report_says_what_the_step_did(case: Case, backend: str) -> None:
     run = Run(case, backend)

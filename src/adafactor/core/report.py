@@ -88,8 +88,16 @@ class StepMetrics:
         clipped: Tensor | int,
         taken: Tensor | int,
     ) -> None:
-        """Keep the figures of a step, or the last figures and the counts of several."""
-        self.beta2, self.rms_parameter, self.step_size, self.rms_update = beta2, rms_parameter, step_size, rms_update
+        """Keep the figures of a step, or the last figures and the counts of several; of none, only the counts."""
+
+        def last(new: Scalar | None, old: Scalar | None) -> Scalar | None:
+            if not isinstance(new, Tensor) or not isinstance(taken, Tensor):
+                return new
+            before = old if isinstance(old, Tensor) else torch.full_like(new, math.nan if old is None else old)
+            return torch.where(taken > 0, new, before.to(new))
+
+        self.beta2, self.rms_parameter = last(beta2, self.beta2), last(rms_parameter, self.rms_parameter)
+        self.step_size, self.rms_update = last(step_size, self.step_size), last(rms_update, self.rms_update)
         self.clipped, self.taken = self.clipped + clipped, self.taken + taken
 
     def record(self, name: str, x: Tensor, trainable: bool, state_bytes: int, group: Mapping[str, Any]) -> Record:
