@@ -103,6 +103,9 @@ def a_group_that_is_added_later(run: Run) -> None:
 
 
 def detaching_in_mid_step_and_beginning_again(run: Run) -> None:
+    run.attach(max_norm=math.inf)
+    run.train(range(1))
+    run.detach()
     run.attach()
     loss_of(run.model, 0).backward()
     run.detach()
