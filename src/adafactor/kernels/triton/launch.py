@@ -42,7 +42,7 @@ class Launch:
 def aligned(g: Tensor) -> Tensor:
     """Return a gradient, or a copy that lies likewise where it does not begin at a multiple of 16 bytes.
 
-    So no kernel has a variant for those, which are rare.
+    So no kernel has a variant for those.
     """
     if g.data_ptr() % ALIGNMENT == 0:
         return g
