@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adafactor import Adafactor, __version__
-from studies.temporaries import Largest
 from tests import oracle
 
 Make = Callable[[list[Tensor]], Optimizer]
@@ -92,16 +91,6 @@ def after_a_nan(make: Make) -> str:
     return f"{float(p.isnan().double().mean()):.0%} NaN"
 
 
-def largest_temporary(make: Make, dtype: torch.dtype) -> str:
-    """The largest tensor made in a step on 4096 × 4096, as a multiple of the parameter's float32 size."""
-    p = torch.ones(4096, 4096, dtype=dtype, requires_grad=True)
-    optimizer = make([p])
-    p.grad = gradient((4096, 4096), 0, dtype)
-    with Largest() as largest:
-        optimizer.step()
-    return f"{largest.bytes / (4 * p.numel()):.2f}"
-
-
 QUESTIONS: dict[str, Callable[[Make], str]] = {
     "distance from Algorithm 4 after 50 float64 steps, gradients of 10⁻³": lambda make: error_to_the_paper(make, 1e-3),
     "the same, gradients of 10⁻⁸": lambda make: error_to_the_paper(make, 1e-8),
@@ -109,8 +98,6 @@ QUESTIONS: dict[str, Callable[[Make], str]] = {
     "first bfloat16 step, gradients of 10⁻⁴": lambda make: first_step(make, 1e-4),
     "bfloat16 run through a checkpoint": resumes,
     "parameter after one NaN in one gradient": after_a_nan,
-    "largest temporary, float32 (× the parameter)": lambda make: largest_temporary(make, torch.float32),
-    "largest temporary, bfloat16 (× its float32 size)": lambda make: largest_temporary(make, torch.bfloat16),
 }
 
 
